@@ -98,6 +98,15 @@ class Digested(Protocol):
         ...
 
 
+@runtime_checkable
+class Sharded(Protocol):
+    """A data set that is read from several files, and knows what is in each."""
+
+    def shard_hashes(self) -> dict[str, str]:
+        """Return a hash of each file, or of some neighbouring ones if there are many, by what messages call them."""
+        ...
+
+
 def read_rows(data: Rows, ids: Sequence[int]) -> list[Any]:
     """Return the rows with these numbers, in this order: in one call where the data has `__getitems__`."""
     many = getattr(data, "__getitems__", None)

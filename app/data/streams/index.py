@@ -42,6 +42,7 @@ SAMPLES, SAMPLED = 4, 16 << 10
 """Pieces of a parquet shard, and bytes in each, by which it is told from others of its sizes: all is too much to read.
 """
 MEASURED = 3  # chunks to decode at most before an index is made of damaged data
+TOLD = 256  # shards, or groups of them, of which a checkpoint has a hash
 BESIDE = ".samestep-index-{}"
 ADVICE = "leave out the rows of damaged chunks with --data.bad skip, or put a good copy of the shard in its place"
 
@@ -74,6 +75,18 @@ class Index:
         names = [(shard.name, shard.size) for shard in self.shards.files]
         cuts = hash_of_bytes([getattr(self, name) for name in COLUMNS])
         return key_of(FORMAT, names, self.digests, self.features, cuts)
+
+    def shard_hashes(self) -> dict[str, str]:
+        """Hash what was read of each shard, wherever they lie, by its name; of several together if there are many."""
+        listed = list(zip(self.shards.files, self.digests, strict=True))
+        together = -(-len(listed) // TOLD)
+        hashes = {}
+        for start in range(0, len(listed), together):
+            some = listed[start : start + together]
+            first, last = (some[place][0].name for place in (0, -1))
+            name = first if first == last else f"one of {first} to {last}"
+            hashes[name] = key_of(*((shard.name, shard.size, digest) for shard, digest in some))[:16]
+        return hashes
 
     def part(self, chunk: int) -> Part:
         """Return where a chunk lies in its shard."""

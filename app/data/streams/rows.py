@@ -98,6 +98,10 @@ class StreamedRows:
         """Return a hash of what the rows depend on."""
         return self._index.fingerprint
 
+    def shard_hashes(self) -> dict[str, str]:
+        """Hash what is in each shard, by its name."""
+        return self._index.shard_hashes()
+
     def order(self, plan: BatchPlan) -> ByChunks:
         """Return the order in which a run reads the rows."""
         return ByChunks(self._index.rows, plan.micro_batches_per_step, self._window, plan.seed)
