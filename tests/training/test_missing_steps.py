@@ -36,7 +36,7 @@ class Holes:
 
 def trained(folder, rows, **settings):
     """Return the weights after each step, and whether the optimizer was the same as after the step before."""
-    weights, moments = [], [None]
+    weights, moments = [], [{}]
 
     def after(run, model):
         weights.append(model.weight.detach().clone())
@@ -44,7 +44,7 @@ def trained(folder, rows, **settings):
         moments.append({name: value.clone() for name, value in state.items()})
 
     train(folder, after, rows, log_every=1, **settings)
-    same = [bool(b) and a is not None and all(a[n].equal(b[n]) for n in b) for a, b in itertools.pairwise(moments)]
+    same = [bool(a) and all(a[name].equal(b[name]) for name in b) for a, b in itertools.pairwise(moments)]
     return weights, same
 
 
