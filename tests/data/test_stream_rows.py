@@ -1,8 +1,6 @@
 """Rows of streamed data: as the index numbers them, through a cache that many processes share and may be killed in."""
 
 import contextlib
-import errno
-import fcntl
 import multiprocessing
 import os
 import queue
@@ -368,21 +366,6 @@ def test_a_chunk_of_the_cache_that_is_not_whole_is_brought_anew(harm, made, tmp_
     for file in (tmp_path / "chunks").glob("*.arrow"):
         file.write_bytes(harm(file.read_bytes()))
     assert made("jsonl", write=False).__getitems__(range(100)) == expected("jsonl")
-
-
-def test_a_lock_that_the_system_takes_for_a_deadlock_is_waited_for(made, monkeypatch):
-    """As of threads in two processes that each hold one lock and wait for another."""
-    rows, lockf, calls = made("jsonl"), fcntl.lockf, []
-
-    def deadlock_once(file, how):
-        calls.append(how)
-        if len(calls) == 1:
-            raise OSError(errno.EDEADLK, "Resource deadlock avoided")
-        lockf(file, how)
-
-    monkeypatch.setattr(fcntl, "lockf", deadlock_once)
-    rows.prepare(np.arange(1))
-    assert rows[0] == expected("jsonl")[0] and len(calls) >= 2
 
 
 def test_a_chunk_that_goes_before_it_is_mapped_is_fetched_again(made, monkeypatch):
