@@ -74,11 +74,13 @@ def contents_everywhere(data: Rows) -> dict[str, Any]:
     return contents_by_rank[0]
 
 
-def fitting(saved: Record, plan: BatchPlan, settings: RunConfig, folder: Path, contents: dict[str, Any]) -> BatchPlan:
+def fitting(
+    saved: Record, plan: BatchPlan, settings: RunConfig, folder: Path, contents: dict[str, Any] | None = None
+) -> BatchPlan:
     """Plan what follows a checkpoint, from its record.
 
     Args:
-        contents: the digest of the data.
+        contents: the digest of the data, by which a shard that has changed is named; None: nobody has made one.
 
     Raises:
         UserError: the checkpoint is of a data set of another size, or of a longer run.
@@ -93,13 +95,13 @@ def fitting(saved: Record, plan: BatchPlan, settings: RunConfig, folder: Path, c
             "--run.epochs, or another --run.dir"
         )
     if saved.data.mix or isinstance(plan.order, Mixed):
-        return _fitting_mix(saved, plan, folder, contents)
+        return _fitting_mix(saved, plan, folder, contents or {})
     rows, before = plan.samples, saved.data.rows
     if plan.fingerprint != saved.data.fingerprint:
         now = f"now there are {rows:,}" if rows != before else "their lengths or weights were others"
         raise UserError(
             f"{folder} holds a run over other training data: it had {before:,} rows, and {now}"
-            f"{_of_shard(saved, contents)}. Give it the data that it had, or another --run.dir"
+            f"{_of_shard(saved, contents or {})}. Give it the data that it had, or another --run.dir"
         )
     return plan
 
