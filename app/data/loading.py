@@ -382,7 +382,7 @@ def _other_set(
     path = os.path.expanduser(path)
     _refuse_files(flag, path, split, trained, streams)
     if is_streamed_set(path):
-        return evaluation_set(flag, path, split), ""
+        return evaluation_set(flag, path, split, skips=getattr(config, "bad", "stop") == "skip"), ""
     file = is_file_name(path)
     names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()
     configuration = "" if file or path.startswith("builtin:") else config.name

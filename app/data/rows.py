@@ -98,6 +98,15 @@ class Digested(Protocol):
         ...
 
 
+@runtime_checkable
+class Sharded(Protocol):
+    """A data set that is read from several files, and knows what is in each."""
+
+    def shard_hashes(self) -> dict[str, str]:
+        """Return a hash of each file, or of some neighbouring ones if there are many, by what messages call them."""
+        ...
+
+
 class Measures(NamedTuple):
     """What is known of a row only when it is read."""
 

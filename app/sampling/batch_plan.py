@@ -288,20 +288,23 @@ class BatchPlan:
                 turns_here.append(Turn(index, *located(repeated), 0.0, idle=True))
         return Step(step, turns_here, len(weights), sum(weights))
 
-    def coming(self, step: int, rank: int, ranks: int) -> np.ndarray:
+    def coming(self, step: Step, index: int, rank: int, ranks: int) -> np.ndarray:
         """Return ids of samples, int64: those of a rank's turns in a step, and others that are near what comes next.
 
         An order by chunks names one sample of each chunk; any other one names none besides the step's own.
+
+        Args:
+            step: what `step` returns for `index`, `rank` and `ranks`.
         """
-        dealt = self.step(step, rank, ranks).turns
         if self.order.lanes > 1:
-            numbers = self._by_lanes(step)
-            read = {index for turn in dealt if not turn.idle for index in self.sorted_with(turn.index, len(numbers))}
-            own = [numbers[index] for index in sorted(read)]
+            numbers = self._by_lanes(index)
+            dealt = [turn.index for turn in step.turns if not turn.idle]
+            read = {number for micro in dealt for number in self.sorted_with(micro, len(numbers))}
+            own = [numbers[number] for number in sorted(read)]
         else:
-            own = [np.arange(self.seen(step), self.seen(step + 1))]
+            own = [np.arange(self.seen(index), self.seen(index + 1))]
         following = self.order.coming(np.concatenate(own), self.total) if own else np.zeros(0, np.int64)
-        return np.concatenate([*(turn.ids for turn in dealt), following])
+        return np.concatenate([*(turn.ids for turn in step.turns), following])
 
     def sorted_with(self, index: int, count: int) -> range:
         """Return the micro-batches, of `count`, that one is sorted with when their rows are read, and itself."""
@@ -367,7 +370,8 @@ class EvaluationPlan:
         turn = Turn(index, ids, np.zeros_like(ids), 0.0 if idle else weight, idle)
         return Step(EVALUATION, [turn], 1, turn.weight)
 
-    def coming(self, step: int, rank: int, ranks: int) -> np.ndarray:
-        """Return the ids of a rank's samples in a turn and in those that come next, int64."""
-        turns = range(step, min(step + COMING, self.steps(ranks)))
-        return np.concatenate([self.step(turn, rank, ranks).turns[0].ids for turn in turns])
+    def coming(self, step: Step, index: int, rank: int, ranks: int) -> np.ndarray:
+        """Return the ids of a rank's samples in a turn and in those that come next, int64; as of BatchPlan."""
+        following = range(index + 1, min(index + COMING, self.steps(ranks)))
+        turns = [*step.turns, *(self.step(turn, rank, ranks).turns[0] for turn in following)]
+        return np.concatenate([turn.ids for turn in turns])

@@ -141,11 +141,13 @@ class Mixed(Order):
         """Count the rows of the first sources."""
         return int(self._pieces.borders[sources])
 
-    def going_on(self, before: Sequence[Part], seen: int) -> "Mixed":
+    def going_on(self, before: Sequence[Part], seen: int, short: int = 0) -> "Mixed":
         """Return the order of a run that had another mix in its first `seen` samples, and has this one from there on.
 
         Args:
             before: its parts, of the first of these sources.
+            short: samples missing from its steps so far, as of BatchPlan: parts begin with a step, so that many
+                samples earlier than they do if all steps are full.
         """
         new = len(self.sources) - len(before[0].weights)
         past = [
@@ -153,8 +155,9 @@ class Mixed(Order):
             for part in before
             if part.start < seen or not part.start
         ]
-        here = [part for part in self.parts if part.start <= seen][-1]
-        later = [part for part in self.parts if part.start > seen]
+        parts = [part._replace(start=part.start - short) for part in self.parts]
+        here = [part for part in parts if part.start <= seen][-1]
+        later = [part for part in parts if part.start > seen]
         if not seen:
             return self
         if past[-1][1:] != here[1:]:

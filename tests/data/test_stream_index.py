@@ -217,6 +217,28 @@ def test_a_chunk_that_changed_after_it_was_indexed_is_refused(tmp_path):
         reader.table(chunk, made.features)
 
 
+def test_an_index_is_made_of_damaged_chunks_if_these_are_left_out(tmp_path, monkeypatch):
+    """It is decoded chunks that tell how large they become, and the largest ones are damaged."""
+    folder = written(tmp_path / "data", "parquet")
+    shards = find_shards("--data.path", str(folder))
+    good = index.make_index("--data.path", str(folder), shards)
+    decoded = index.ParquetChunks.table
+    largest = sorted(good.size.tolist())[-index.MEASURED]
+
+    def damaged(reader, chunk, features):
+        if chunk.part.size >= largest:
+            raise ValueError("it is damaged")
+        return decoded(reader, chunk, features)
+
+    monkeypatch.setattr(index.ParquetChunks, "table", damaged)
+    with pytest.raises(
+        UserError, match=r"part-\d.parquet: cannot be read: it is damaged; leave .* --data.bad skip, or"
+    ):
+        index.make_index("--data.path", str(folder), shards)
+    made = index.make_index("--data.path", str(folder), shards, skips=True)
+    assert made.fingerprint == good.fingerprint and made.growth == pytest.approx(good.growth, rel=0.3)
+
+
 LOADED = """
 import resource, sys, time
 import datasets, pyarrow
@@ -245,6 +267,47 @@ def test_data_of_the_same_size_are_told_apart_and_a_copy_is_the_same(kind, tmp_p
         path = str(tmp_path / name)
         prints[name] = index.make_index("--data.path", path, find_shards("--data.path", path)).fingerprint
     assert prints["copy"] == prints["data"] != prints["other"]
+
+
+def noise(size, change=None):
+    """Return bytes that do not compress, of which one is another if there is a change."""
+    data = bytearray(np.random.default_rng(0).bytes(size))
+    if change is not None:
+        data[change] ^= 0xFF
+    return bytes(data)
+
+
+SIZE = 200_000
+UNSEEN = 20_000  # a place between those that are looked at
+PLAIN = {"write_statistics": False, "use_dictionary": False, "compression": "none"}
+
+
+@pytest.mark.parametrize(
+    ("where", "is_seen"), [(100, True), (SIZE // 3 + 100, True), (SIZE - 100, True), (UNSEEN, False)]
+)
+def test_parquet_without_statistics_is_told_by_samples_of_its_contents(where, is_seen, tmp_path):
+    """As docs/streams.md says: a change between the samples of a large shard is not seen."""
+    made = []
+    for change in (None, where):
+        folder = tmp_path / str(change)
+        folder.mkdir()
+        table = pa.table({"x": np.frombuffer(noise(SIZE, change), np.int64)})
+        parquet.write_table(table, folder / "a.parquet", **PLAIN)
+        made.append(index.make_index("x", str(folder), find_shards("x", str(folder))))
+    assert made[0].shards.files[0].size == made[1].shards.files[0].size
+    assert (made[0].fingerprint != made[1].fingerprint) == is_seen
+
+
+@pytest.mark.parametrize(("where", "is_seen"), [(100, True), (SIZE - 100, True), (UNSEEN, False)])
+def test_pictures_in_tar_files_are_told_by_their_ends(where, is_seen, tmp_path):
+    prints = set()
+    for change in (None, where):
+        folder = tmp_path / str(change)
+        folder.mkdir()
+        content = [("1.txt", b"a"), ("1.bin", noise(SIZE)), ("2.txt", b"b"), ("2.bin", noise(SIZE, change))]
+        write_members(folder / "a.tar", content)
+        prints.add(index.make_index("x", str(folder), find_shards("x", str(folder))).fingerprint)
+    assert len(prints) == 1 + is_seen
 
 
 def test_an_index_of_a_million_chunks_is_read_in_little_memory(tmp_path):

@@ -1,6 +1,7 @@
 """Streamed and mixed tables as cls reads them: the rows of the mapped form, and what is refused."""
 
 import json
+import re
 
 import datasets
 import numpy as np
@@ -12,6 +13,8 @@ from app.config import RunConfig
 from app.data.config import TextData
 from app.data.rows import MISSING
 from app.data.streams.chunk_reader import BadChunk, ChunkReader
+from app.data.streams.opening import open_stream
+from app.data.tables.columns import pieces_of, row_name
 from app.data.text import labeled_text
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
@@ -171,7 +174,9 @@ def test_a_damaged_chunk_stops_or_is_left_out(folder, bad, monkeypatch, capsys):
 
     monkeypatch.setattr(ChunkReader, "_decoded", damaged)
     if bad == "stop":
-        with pytest.raises(BadChunk, match=r"part-2.parquet, chunk at byte \d+ \(3 rows\).*it is damaged"):
+        with pytest.raises(
+            BadChunk, match=r"part-2.parquet, chunk at byte \d+ \(3 rows\).*it is damaged; leave .* --data.bad skip, or"
+        ):
             rows.__getitems__(range(100))
         return
     for _ in range(2):
@@ -179,6 +184,50 @@ def test_a_damaged_chunk_stops_or_is_left_out(folder, bad, monkeypatch, capsys):
         assert [i for i, row in enumerate(read) if row is MISSING] == [97, 98, 99]
     assert capsys.readouterr().err.count("its rows are left out (--data.bad skip)") == 1
     assert rows.skips
+
+
+@pytest.mark.parametrize("what", ["evaluation", "learnt"])
+def test_damaged_chunks_of_what_is_read_before_training_are_left_out(folder, what, monkeypatch, capsys):
+    """And told at each start; without --data.bad skip they end it."""
+
+    def opened(bad):
+        return open_stream(flags(folder, eval_path="", holdout=0.4, bad=bad), what == "evaluation")
+
+    whole = getattr(opened("stop"), what)
+    chosen = pieces_of(whole)[1].name
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    decoded = ChunkReader._decoded
+
+    def damaged(reader, chunk):
+        if f"{chunk.shard.name}, chunk at byte {chunk.part.start} " in chosen:
+            raise ValueError("it is damaged")
+        return decoded(reader, chunk)
+
+    monkeypatch.setattr(ChunkReader, "_decoded", damaged)
+    for _ in range(2):
+        with pytest.raises(
+            BadChunk, match=r"it is damaged; leave out the rows of damaged chunks with --data.bad skip, or"
+        ):
+            opened("stop")
+        capsys.readouterr()
+        some = getattr(opened("skip"), what)
+        told = re.findall(r"^warning: --data.path .*web.*", capsys.readouterr().err, re.M)
+        assert len(told) == 1 and told[0].endswith(f": 1 damaged chunks are left out (--data.bad skip): {chosen}")
+        left, right = pieces_of(whole)[1].start, pieces_of(whole)[2].start
+        assert some["text"] == [*whole["text"][:left], *whole["text"][right:]]
+        assert row_name(some, left) == row_name(whole, right)
+    monkeypatch.setattr(ChunkReader, "_decoded", decoded)
+    assert getattr(opened("stop"), what)["text"] == whole["text"] == getattr(opened("skip"), what)["text"]
+
+
+def test_what_is_read_before_training_may_not_all_be_damaged(folder, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    open_stream(flags(folder, bad="skip"), False)
+    monkeypatch.setattr(ChunkReader, "_decoded", lambda *_: int("it is damaged"))
+    with pytest.raises(
+        UserError, match=r"part-0.*it is damaged'; all that is read of --data.path \S+, held out is dam"
+    ):
+        open_stream(flags(folder, bad="skip", eval_path=""), True)
 
 
 def mixed(folder, later=(), **more):

@@ -99,7 +99,7 @@ def test_what_is_read_was_announced_a_while_before(kind, ranks):
             here = chunks(np.concatenate([turn.ids for turn in ours.step(step, rank, ranks).turns]))
             late += len(here - told) if step else 0
             needed |= here
-            coming = ours.coming(step, rank, ranks)
+            coming = ours.coming(ours.step(step, rank, ranks), step, rank, ranks)
             assert here <= chunks(coming)
             told |= chunks(coming)
         # Lanes are shared by other rules in the run's last steps, and a source's share may begin to grow.
@@ -129,3 +129,14 @@ def test_sources_must_fit_the_mixture():
         Mixed([SourceOrder("a", Shuffled(5, 0)), SourceOrder("b", by_chunks(5))], [Part(0, (1, 1))], 4)
     with pytest.raises(ValueError, match="do not fit"):
         Mixed([SourceOrder("a", Shuffled(5, 0))], [Part(0, (1, 1))], 4)
+
+
+def test_a_mix_that_is_planned_ahead_begins_at_its_step_after_a_short_one():
+    """A run of 55 samples in steps of 20, the last one of 15, is made longer by three steps."""
+    sources = [SourceOrder("a", Shuffled(60, 0)), SourceOrder("b", Shuffled(60, 1))]
+    planned = Mixed(sources, [Part(0, (1, 0)), Part(20, (3, 1)), Part(80, (1, 1)), Part(100, (0, 1))], 1)
+    saved = Mixed(sources, [Part(0, (1, 0)), Part(20, (3, 1))], 1)
+    order = planned.going_on(saved.parts, 55, short=5)
+    assert [part.start for part in order.parts] == [0, 20, 75, 95]
+    counts = [order.counts(seen)["b"] for seen in (20, 55, 75, 95, 115)]
+    assert [after - before for before, after in itertools.pairwise(counts)] == [9, 5, 10, 20]

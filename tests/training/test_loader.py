@@ -136,6 +136,38 @@ def test_rows_are_asked_for_together_where_the_data_can():
     assert all(type(i) is int for ids in Many.asked for i in ids)
 
 
+class Elsewhere(Squares):
+    """Rows that must be fetched."""
+
+    def __init__(self):
+        self.told = []
+
+    def prepare(self, samples):
+        self.told.append(samples.tolist())
+
+    def close(self):
+        pass
+
+
+@WORKERS
+def test_rows_that_are_fetched_are_announced_and_each_step_is_planned_once(workers, monkeypatch):
+    """Planned in this process alone: workers are given the steps."""
+    planned, plan_step, data = [], BatchPlan.step, Elsewhere()
+
+    def counted(plan, index, rank, ranks):
+        assert torch.utils.data.get_worker_info() is None
+        planned.append(index)
+        return plan_step(plan, index, rank, ranks)
+
+    monkeypatch.setattr(BatchPlan, "step", counted)
+    found = items(workers=workers, data=data, rank=1, ranks=2)
+    assert planned == [*range(PLAN.steps)]
+    monkeypatch.undo()
+    assert plain(found) == plain(items(workers=workers, rank=1, ranks=2))
+    for step, told in zip(found, data.told, strict=True):
+        assert {i for turn in step.turns for i in turn.ids.tolist()} <= {*told}
+
+
 @WORKERS
 def test_ids_stay_numpy_and_inputs_stay_what_collate_made(workers):
     turn = items(workers=workers)[0].turns[0]

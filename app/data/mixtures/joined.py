@@ -8,7 +8,7 @@ import numpy as np
 
 from app.data.fingerprint import places
 from app.data.mixtures.mix_file import Mix
-from app.data.rows import Fetched, Incomplete, Measures, Ordered, Rows, Streamed, read_rows
+from app.data.rows import Fetched, Incomplete, Measures, Ordered, Rows, Sharded, Streamed, read_rows
 from app.data.streams.chunk_cache import ReadByChunks
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, Length, Weigh
@@ -152,6 +152,12 @@ class MixedRows(JoinedRows):
         """What names the contents of the models that a run over these rows needs, by what they are."""
         if measures is not None:
             self.weights, self.lengths = measures
+
+    def shard_hashes(self) -> dict[str, str]:
+        """Hash what is in each file of sources that know it, by the names of the source and the file."""
+        named = zip(self.mix.sources, self.sources, strict=True)
+        known = [(about.name, each.shard_hashes()) for about, each in named if isinstance(each, Sharded)]
+        return {f"{source}: {shard}": value for source, hashes in known for shard, value in hashes.items()}
 
     def order(self, plan: BatchPlan) -> Mixed:
         """Return the order in which a run mixes the sources; raises as `mixed_order`."""

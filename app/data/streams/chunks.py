@@ -45,7 +45,7 @@ class Format(Protocol):
         ...
 
     def digest(self) -> str:
-        """Return a hash of what was read of the shards so far: of lines all, of pictures in tar files their places."""
+        """Return a hash of what was read of the shards so far: of lines all, of pictures in tar files their ends."""
         ...
 
     def add(self, later: Self) -> None:

@@ -14,6 +14,7 @@ from app.data.streams.chunk_cache import ChunkCache, folder_of
 from app.data.streams.chunk_folder import lacking_disk
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
+from app.data.streams.left_out import LeftOut, readable
 from app.data.streams.rows import StreamedRows
 from app.data.streams.shards import Survey, find_shards, format_at, is_url, survey
 from app.data.tables.columns import Piece, name_table
@@ -74,7 +75,7 @@ def stream(
         UserError: there are no shards, or one cannot be read.
     """
     flag, path = "stream", os.path.expanduser(path)
-    index = index_of(flag, path, find_shards(flag, path, split), split)
+    index = index_of(flag, path, find_shards(flag, path, split), split, skips)
     return StreamedRows(index, ChunkCache(flag, index, folder_of(index), int(cache_gb * GB)), window, skips, sort_over)
 
 
@@ -135,19 +136,19 @@ def open_stream(config: TableData, holdout: bool, flag: str = "--data.path") -> 
     """
     assert isinstance(config, Streams)
     path = os.path.expanduser(config.path[0])
-    surveyed = survey(flag, path)
-    index = index_of(flag, path, surveyed.of("train"))
+    skips, surveyed = config.bad == "skip", survey(flag, path)
+    index = index_of(flag, path, surveyed.of("train"), skips=skips)
     evaluation, held_out = None, False
     if holdout:
         evaluation = _own_evaluation(config, surveyed)
         if evaluation is None:
             index, others = _held_out(index, f"{flag} {path}", config.holdout, config.cache_gb * GB / HELD_OUT_SHARE)
-            evaluation, held_out = whole(flag, others, f"{flag} {path}, held out"), True
+            evaluation, held_out = whole(flag, others, f"{flag} {path}, held out", skips), True
     limit = int(config.cache_gb * GB)
     cache = ChunkCache(flag, index, folder_of(index), limit)
-    rows = StreamedRows(index, cache, config.window, config.bad == "skip", config.sort_over)
+    rows = StreamedRows(index, cache, config.window, skips, config.sort_over)
     note = lacking_disk(folder_of(index), limit)
-    return Opened(rows, _learnt(flag, path, index), evaluation, held_out, note, surveyed.notes())
+    return Opened(rows, _learnt(flag, path, index, skips), evaluation, held_out, note, surveyed.notes())
 
 
 def is_streamed_set(path: str) -> bool:
@@ -155,14 +156,18 @@ def is_streamed_set(path: str) -> bool:
     return is_url(path) or format_at(path) == "tar"
 
 
-def evaluation_set(flag: str, path: str, split: str) -> "Dataset":
+def evaluation_set(flag: str, path: str, split: str, skips: bool = False) -> "Dataset":
     """Read data to evaluate on: of a split, or of the first of validation, test and train that there is.
+
+    Args:
+        skips: leave out the rows of chunks that stay damaged.
 
     Raises:
         UserError: they cannot be read.
     """
     chosen = kind_of(split) or split or own_evaluation(path) or "train"
-    return whole(flag, index_of(flag, path, find_shards(flag, path, chosen), chosen), f"{flag} {path}")
+    index = index_of(flag, path, find_shards(flag, path, chosen), chosen, skips)
+    return whole(flag, index, f"{flag} {path}", skips)
 
 
 def own_evaluation(path: str) -> str:
@@ -190,8 +195,10 @@ def _own_evaluation(config: TableData, surveyed: Survey) -> "Dataset | None":
         return None
     if split not in EVAL_SPLITS:
         raise UserError(f"--data.eval-split {split}: of streamed data, give {' or '.join(EVAL_SPLITS)}")
-    index = index_of(flag, path, surveyed.of(split), split)
-    return whole(flag, index, f"{flag} {path}, split {split}")
+    assert isinstance(config, Streams)
+    skips = config.bad == "skip"
+    index = index_of(flag, path, surveyed.of(split), split, skips)
+    return whole(flag, index, f"{flag} {path}, split {split}", skips)
 
 
 def _held_out(index: Index, name: str, fraction: float, most: float) -> tuple[Index, Index]:
@@ -210,33 +217,41 @@ def _held_out(index: Index, name: str, fraction: float, most: float) -> tuple[In
     return index.take(np.flatnonzero(~out)), index.take(np.flatnonzero(out))
 
 
-def whole(flag: str, index: Index, name: str) -> "Dataset":
-    """Read all chunks of an index into one table, which is kept in the cache; `name` names it in errors."""
-    return _table(flag, index, "", range(len(index.rows)), name)
+def whole(flag: str, index: Index, name: str, skips: bool = False) -> "Dataset":
+    """Read all chunks of an index into one table, which is kept in the cache; `name` names it in errors.
+
+    Args:
+        skips: leave out the rows of chunks that stay damaged.
+    """
+    return _table(flag, index, "", range(len(index.rows)), name, skips)
 
 
-def _learnt(flag: str, path: str, index: Index) -> "Dataset":
+def _learnt(flag: str, path: str, index: Index, skips: bool) -> "Dataset":
     """Read some rows from all over the data."""
     chunks = np.unique(np.linspace(0, len(index.rows) - 1, LEARNT_CHUNKS).astype(int)).tolist()
-    return _table(flag, index, "-some", chunks, f"{flag} {path}", LEARNT // len(chunks))
+    return _table(flag, index, "-some", chunks, f"{flag} {path}", skips, LEARNT // len(chunks))
 
 
 def _table(
-    flag: str, index: Index, kind: str, chunks: "range | list[int]", name: str, most: int | None = None
+    flag: str, index: Index, kind: str, chunks: "range | list[int]", name: str, skips: bool, most: int | None = None
 ) -> "Dataset":
     """Read chunks into a file of the cache, of each at most so many rows.
 
     Args:
         kind: ends the name of the file, which must say which chunks and rows these are.
         name: of the table, for errors.
+        skips: leave out chunks that stay damaged.
     """
     folder = cache_folder() / "streams" / key_of(index.shards.folder, *index.shards.files)
     place = folder / f"{index.fingerprint}{kind}"
+    if skips and not place.exists():  # else they were read before they were damaged
+        place = place.with_name(f"{place.name}-skip")
     place.parent.mkdir(parents=True, exist_ok=True)
-    reader = ChunkReader(flag, index)
-    parts = (reader.table(chunk).slice(0, most) for chunk in chunks)
+    reader, left_out = ChunkReader(flag, index), LeftOut(place, name)
+    parts = left_out.readable(reader, chunks, most) if skips else readable(reader, chunks, most)
     table = written_once(place, index.features, parts, index.shards.format, "train")
     assert table is not None, "an index has no chunk without rows"
+    chunks = left_out.others(reader, chunks)
     if len(chunks) > MOST_NAMED:
         return name_table(table, name)
     counts = [min(int(index.rows[chunk]), most or len(table)) for chunk in chunks]

@@ -62,7 +62,7 @@ class StreamedRows:
                 of_chunk = read_rows(samples_of(chunk), places.tolist())
             except BadChunk as error:
                 if not self.skips:
-                    raise
+                    raise error.with_advice() from error.__cause__
                 self._bad.add(chunk)  # this process does not try it again, and says it once
                 told = f"warning: {error}; its rows are left out (--data.bad skip)"
                 print(told, file=sys.stderr, flush=True)
@@ -98,6 +98,10 @@ class StreamedRows:
     def fingerprint(self) -> str:
         """Return a hash of what the rows depend on."""
         return self._index.fingerprint
+
+    def shard_hashes(self) -> dict[str, str]:
+        """Hash what is in each shard, by its name."""
+        return self._index.shard_hashes()
 
     def order(self, plan: BatchPlan) -> ByChunks:
         """Return the order in which a run reads the rows.

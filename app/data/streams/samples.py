@@ -73,6 +73,10 @@ class StreamedSamples:
         """Return the order in which a run reads the samples."""
         return self.rows.order(plan)
 
+    def shard_hashes(self) -> dict[str, str]:
+        """Hash what is in each shard, by its name."""
+        return self.rows.shard_hashes()
+
     def read_by_chunks(self) -> list[ReadByChunks | None]:
         """Say how a run reads the samples."""
         return self.rows.read_by_chunks()

@@ -20,7 +20,7 @@ Augment = Callable[[Any, np.random.Generator], Any]  # one row, changed
 
 
 class _Steps(Dataset):
-    """A data set whose items are steps, so that a torch DataLoader can start at any step."""
+    """A data set whose items are steps, by their numbers or as planned, so that a DataLoader can start at any step."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class _Steps(Dataset):
         self.rank, self.ranks, self.weigh, self.length = rank, ranks, weigh, length
         self._spare: Any = None  # inputs of a micro-batch that could be read, for turns that count nothing
 
-    def __getitem__(self, index: int) -> Step | UserError:
-        step = self.plan.step(index, self.rank, self.ranks)
+    def __getitem__(self, index: int | Step) -> Step | UserError:
+        step = self.plan.step(index, self.rank, self.ranks) if isinstance(index, int) else index
         try:
             rows: list[list[Any] | None] = [None] * len(step.turns)
             if self.length is not None and isinstance(self.plan, BatchPlan):
@@ -111,17 +111,30 @@ class _Steps(Dataset):
         return step._replace(turns=kept)
 
     def _any_inputs(self, step: Step, weigh: Weigh) -> Any:
-        """Return the inputs of some micro-batch of a step, of this rank or of another one.
+        """Return the inputs of some micro-batch: of the step, or else of another one, which it does not count in.
 
         Raises:
             UserError: none can be read.
         """
-        others = [] if isinstance(self.plan, EvaluationPlan) else self.plan.micro_batches(step.index)
-        for ids, epochs in [*((turn.ids, turn.epochs) for turn in step.turns), *others]:
+        for ids, epochs in self._near(step):
             read = self._read(step, Turn(0, ids, epochs, 0.0), weigh, None)
             if read.weight:
                 return read.inputs
         raise UserError(f"step {step.index + 1}: none of its samples can be read, or all weigh 0: see to the data")
+
+    def _near(self, step: Step) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield ids and epochs of micro-batches: this rank's, others of the step, and some of other steps, near first.
+
+        Ever fewer, as a damaged chunk may be all that is read for many steps.
+        """
+        yield from ((turn.ids, turn.epochs) for turn in step.turns)
+        if isinstance(self.plan, EvaluationPlan):
+            return
+        yield from self.plan.micro_batches(step.index)
+        for power in range(self.plan.steps.bit_length()):
+            for other in (step.index + 2**power, step.index - 2**power):
+                if 0 <= other < self.plan.steps:
+                    yield from self.plan.micro_batches(other)
 
     def _read(self, step: Step, turn: Turn, weigh: Weigh, rows: list[Any] | None) -> Turn:
         """Read what can be read of a turn's samples; or take its `rows`, if they were read before."""
@@ -201,7 +214,7 @@ def load(
         length: that of a row as it is read: micro-batches that share a lane of `plan` are sorted by it together.
     """
     steps_of_rank, stages = _Steps(plan, data, collate, augment, rank, ranks, weigh, length), stages_of(fetch)
-    numbers: Iterable[int] = _announced(steps, plan, data, rank, ranks) if isinstance(data, Fetched) else steps
+    numbers: Iterable[int | Step] = _announced(steps, plan, data, rank, ranks) if isinstance(data, Fetched) else steps
     if device.type == "cpu" and not workers:  # here a DataLoader would add nothing but overhead
         plain = map(_or_raise, map(steps_of_rank.__getitem__, numbers))
         return ahead(plain, stages, device) if stages else plain
@@ -224,10 +237,11 @@ def load(
     return on_cuda(loaded, device) if device.type == "cuda" else (to_device(step, device) for step in loaded)
 
 
-def _announced(steps: range, plan: BatchPlan | EvaluationPlan, data: Fetched, rank: int, ranks: int) -> Iterator[int]:
+def _announced(steps: range, plan: BatchPlan | EvaluationPlan, data: Fetched, rank: int, ranks: int) -> Iterator[Step]:
     """Yield the steps, each when its rows are being fetched. This runs in the rank's process, also with workers."""
-    for step in steps:
-        data.prepare(plan.coming(step, rank, ranks))
+    for index in steps:
+        step = plan.step(index, rank, ranks)  # once: for a mixture it takes as long as reading the rows may
+        data.prepare(plan.coming(step, index, rank, ranks))
         yield step
 
 
