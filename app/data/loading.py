@@ -22,6 +22,7 @@ from app.data.images.class_folders import image_tables
 from app.data.mixtures.joined import MixedRows
 from app.data.mixtures.mix_file import MixedSource, read_mix
 from app.data.mixtures.tables import Make, MixedTables, SourceTable, as_flags_say, common, concatenated
+from app.data.places_read import places_read
 from app.data.reading import near
 from app.data.rows import NO_MEASURES, Measures
 from app.data.rows import Rows as Sampled
@@ -34,7 +35,6 @@ from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table, plain_text
 from app.data.tables.conll_files import splits_in
 from app.data.tables.files import check_holds_data, check_whole, find_files, is_file_name, reader_of
-from app.data.tables.places import places_read
 from app.data.tables.readers import builder_of, read, read_files, read_folder
 from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, names_in, overlap, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS
