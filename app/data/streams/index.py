@@ -5,6 +5,7 @@ memory. It lies beside the data, where `python -m app index` puts it, or else in
 shards are: their names, sizes and tags.
 """
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from app import storage
+from app.config.file_kinds import HEAD
 from app.data.cache import cache_folder
 from app.data.reading import DAMAGE, unreadable
 from app.data.streams.chunks import Chunk, Format, Part
@@ -34,7 +36,11 @@ if TYPE_CHECKING:
 
 FORMAT = "2026-11"  # the month in which the file last changed its meaning
 COLUMNS = {"shard": "int32", "start": "int64", "size": "int64", "rows": "int32"}
-FORMATS: dict[str, Callable[[str, str], Format]] = {"parquet": ParquetChunks, "jsonl": LineChunks, "tar": TarChunks}
+FORMATS: dict[str, Callable[[str, str, str], Format]] = {
+    "parquet": ParquetChunks,
+    "jsonl": LineChunks,
+    "tar": TarChunks,
+}
 THREADS = 8  # that look at shards in a bucket; on a disk, one is as fast
 MEASURED = 3  # chunks to decode at most before an index is made of damaged data
 BESIDE = ".samestep-index-{}"
@@ -139,7 +145,7 @@ def put_beside(index: Index, split: str = "train") -> str:
 
 def make_index(flag: str, path: str, shards: Shards) -> Index:
     """Look at every shard once. Errors as in `index_of`."""
-    reader = FORMATS[shards.format](flag, path)
+    reader = FORMATS[shards.format](flag, path, shards.folder)
     columns: list[np.ndarray] = []
     tails: list[int] = []
     digests: list[str] = []
@@ -180,14 +186,21 @@ def _growth(flag: str, index: Index, reader: Format) -> float:
 def _scanned(flag: str, path: str, shards: Shards, number: int) -> tuple[np.ndarray, int, Format]:
     """Return the start, size and rows of each chunk of a shard, int64 [3, chunks], its tail, and who has read it."""
     shard, place = shards.files[number], shards.place_of(number)
-    reader = FORMATS[shards.format](flag, path)
+    reader = FORMATS[shards.format](flag, path, shards.folder)
     try:
         with storage.at(shards.folder).open(shard.name, follow=True) as file:
             # As an array at once: a million chunks as objects would take ten times the memory.
             parts = np.array(list(reader.parts(shard, file)), np.int64).reshape(-1, 3).T
             return parts, reader.tail(shard, file), reader
     except DAMAGE as error:
-        raise unreadable(flag, place, error) from error
+        raise unreadable(flag, place, error, head=_head_of(shards.folder, shard)) from error
+
+
+def _head_of(folder: str, shard: Shard) -> bytes:
+    """Return the first bytes of a shard; nothing if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return storage.at(folder).read(shard.name, 0, min(shard.size, HEAD), follow=True)
+    return b""
 
 
 def to_bytes(index: Index) -> bytes:
