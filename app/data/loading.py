@@ -239,13 +239,14 @@ def _mixture(
     assert isinstance(config, TableData)
     check_alone(config)
     mix = read_mix(config, config.mix)
-    parts, scored, trained, shards = [], [], list[Trained](), list[str]()
+    parts, scored, trained, shards, notes = [], [], list[Trained](), list[str](), list[str]()
     for each in mix.sources:
         tables = source_tables(each, each.applied(config, 1 / len(mix.sources)), needs, needed, seed, columns)
         parts.append(SourceTable(each, tables.train, tables.stream, tables.places))
         scored.append(tables.evaluation)
         trained += [tables.trained] if tables.trained else []
         shards += [f"{each.name}: {line}" for line in tables.shards]
+        notes += [f"{each.name}: {tables.note}"] if tables.stream is not None and tables.note else []
     names = [each.name for each in mix.sources]
     tables_to_train = [part.table for part in parts]
     columns = [*columns, *common(tables_to_train, optional, names)]
@@ -258,7 +259,7 @@ def _mixture(
     else:
         _refuse_shared(parts)
         evaluation = concatenated(scored, columns, names)
-    mixed = MixedTables(mix, tuple(parts))
+    mixed, note = MixedTables(mix, tuple(parts)), "; ".join(filter(None, (*notes, note)))
     return Tables(train, evaluation, note=note, held_out=not config.eval_path, shards=shards, mixed=mixed), trained
 
 
@@ -287,7 +288,7 @@ def source_tables(
         stream = open_stream(config, not config.eval_path, flag)
         scored = None if stream.evaluation is None else as_flags_say(stream.evaluation, source)
         learnt = as_flags_say(stream.learnt, source)
-        of_stream = Tables(learnt, learnt if scored is None else scored, stream=stream.rows)
+        of_stream = Tables(learnt, learnt if scored is None else scored, note=stream.note, stream=stream.rows)
         of_stream.places, of_stream.shards = stream.rows.places_of_shards, stream.shards
         return of_stream
     opened = open_source(flag, config.path, config.name, config.columns, config.txt)

@@ -9,9 +9,9 @@ from support.stream_shards import ROWS, lines, write_parquet, write_tar, written
 
 from app.data.config import TextData
 from app.data.images.class_folders import image_tables
+from app.data.loading import open_source
 from app.data.streams.opening import is_streamed, is_streamed_set, open_stream, own_evaluation, stream
 from app.data.streams.shards import find_shards, format_at, survey
-from app.data.tables.sources import open_source
 from app.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("own_data_cache")

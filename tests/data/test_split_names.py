@@ -9,8 +9,8 @@ import pytest
 
 from app.data.folders import words_in
 from app.data.images import class_folders
+from app.data.loading import open_source
 from app.data.streams.shards import survey
-from app.data.tables.sources import open_source
 from app.data.tables.splits import SPLIT_WORDS, SPLITS, kind_of
 from app.errors import UserError
 

@@ -209,7 +209,7 @@ def _description_in(folder: Path) -> Path | None:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     """Read a yaml file in which everything is text, as written: `no` is the name of a class, and 1.10 another one."""
-    with naming(file, yaml.YAMLError):
+    with naming(file, yaml.YAMLError, RecursionError):
         fields = yaml.load(read_whole(file), yaml.BaseLoader)
     return fields if isinstance(fields, dict) else {}
 

@@ -41,7 +41,7 @@ class ChunkReader:
     def __init__(self, flag: str, index: Index):
         """Read for `flag`, which names the data in errors."""
         self._flag, self._index = flag, index
-        self._format = FORMATS[index.shards.format](flag, index.shards.folder)
+        self._format = FORMATS[index.shards.format](flag, index.shards.folder, index.shards.folder)
         self._files = storage.at(index.shards.folder)
         self._tail = functools.lru_cache(TAILS)(lambda number: index.fetch_tail(number, self._files))
         self._unchanged: set[int] = set()

@@ -32,7 +32,8 @@ class Part(NamedTuple):
 class Format(Protocol):
     """How the shards of one data set are cut into chunks, and how a chunk becomes rows.
 
-    It is made for one data set, or for one shard of it, and learns what the columns hold while it cuts shards.
+    It is made for one data set, or for one shard of it, and learns what the columns hold while it cuts shards. What
+    makes it takes the flag that names the data, their path as it was given, and the folder or URL of the shards.
     """
 
     def parts(self, shard: "Shard", file: BinaryIO) -> Iterator[Part]:

@@ -5,6 +5,7 @@ memory. It lies beside the data, where `python -m app index` puts it, or else in
 shards are: their names, sizes and tags.
 """
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import numpy as np
 import xxhash
 
 from app import storage
+from app.config.file_kinds import HEAD
 from app.data.cache import cache_folder
 from app.data.reading import DAMAGE, unreadable
 from app.data.streams.chunks import Chunk, Format, Part
@@ -35,7 +37,11 @@ if TYPE_CHECKING:
 
 FORMAT = "2026-11b"  # the month in which the file last changed its meaning, and how often in it
 COLUMNS = {"shard": "int32", "start": "int64", "size": "int64", "rows": "int32"}
-FORMATS: dict[str, Callable[[str, str], Format]] = {"parquet": ParquetChunks, "jsonl": LineChunks, "tar": TarChunks}
+FORMATS: dict[str, Callable[[str, str, str], Format]] = {
+    "parquet": ParquetChunks,
+    "jsonl": LineChunks,
+    "tar": TarChunks,
+}
 THREADS = 8  # that read chunks to check them
 LOOKING = 16  # threads that look at shards in a bucket; on a disk, one is as fast
 SAMPLES, SAMPLED = 4, 16 << 10
@@ -168,7 +174,7 @@ def put_beside(index: Index, split: str = "train") -> str:
 
 def make_index(flag: str, path: str, shards: Shards, skips: bool = False) -> Index:
     """Look at every shard once. Errors as in `index_of`."""
-    reader = FORMATS[shards.format](flag, path)
+    reader = FORMATS[shards.format](flag, path, shards.folder)
     columns: list[np.ndarray] = []
     tails: list[int] = []
     digests: list[str] = []
@@ -222,7 +228,7 @@ class _Scanned(NamedTuple):
 
 def _scanned(flag: str, path: str, shards: Shards, number: int, files: storage.Storage) -> _Scanned:
     shard, place = shards.files[number], shards.place_of(number)
-    reader = FORMATS[shards.format](flag, path)
+    reader = FORMATS[shards.format](flag, path, shards.folder)
     try:
         with files.open(shard.name, follow=True) as file:
             # As an array at once: a million chunks as objects would take ten times the memory.
@@ -235,7 +241,14 @@ def _scanned(flag: str, path: str, shards: Shards, number: int, files: storage.S
     except storage.Changed:
         raise _meanwhile(flag, place) from None
     except DAMAGE as error:
-        raise unreadable(flag, place, error) from error
+        raise unreadable(flag, place, error, head=_head_of(shards.folder, shard)) from error
+
+
+def _head_of(folder: str, shard: Shard) -> bytes:
+    """Return the first bytes of a shard; nothing if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return storage.at(folder).read(shard.name, 0, min(shard.size, HEAD), follow=True)
+    return b""
 
 
 def _sample(shard: Shard, end: int, files: storage.Storage) -> str:

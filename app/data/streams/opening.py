@@ -32,6 +32,7 @@ LEARNT, LEARNT_CHUNKS = 10_000, 4
 MOST_NAMED = 10_000  # chunks of a table by which its rows are named; each costs some bytes in every selection
 EVAL_SPLITS = tuple(split for split in SPLIT_WORDS if split != "train")
 HELD_OUT_SHARE = 8  # of the room for chunks, what is held out may take one part in so many
+TOLD = 0.2  # how far the share of rows that is held out may be from the one asked for, before it is said
 HELD_OUT_EPOCH = 1 << 40  # of the order of chunks, whose first ones are held out
 
 
@@ -47,7 +48,7 @@ class Opened(NamedTuple):
     held_out: bool
     """Whether these were held out of the rows to train on."""
     note: str
-    """What the user should know of the room for chunks; empty if there is enough."""
+    """What the user should know of the room for chunks, and of what is held out; empty if there is nothing."""
     shards: list[str]
     """Which shards there are, and which files are none, in lines."""
 
@@ -138,16 +139,17 @@ def open_stream(config: TableData, holdout: bool, flag: str = "--data.path") -> 
     path = os.path.expanduser(config.path[0])
     skips, surveyed = config.bad == "skip", survey(flag, path)
     index = index_of(flag, path, surveyed.of("train"), skips=skips)
-    evaluation, held_out = None, False
+    evaluation, held_out, told = None, False, ""
     if holdout:
         evaluation = _own_evaluation(config, surveyed)
         if evaluation is None:
-            index, others = _held_out(index, f"{flag} {path}", config.holdout, config.cache_gb * GB / HELD_OUT_SHARE)
+            room = config.cache_gb * GB / HELD_OUT_SHARE
+            index, others, told = _held_out(index, f"{flag} {path}", config.holdout, room)
             evaluation, held_out = whole(flag, others, f"{flag} {path}, held out", skips), True
     limit = int(config.cache_gb * GB)
     cache = ChunkCache(flag, index, folder_of(index), limit)
     rows = StreamedRows(index, cache, config.window, skips, config.sort_over)
-    note = lacking_disk(folder_of(index), limit)
+    note = "; ".join(filter(None, (told, lacking_disk(folder_of(index), limit))))
     return Opened(rows, _learnt(flag, path, index, skips), evaluation, held_out, note, surveyed.notes())
 
 
@@ -201,8 +203,8 @@ def _own_evaluation(config: TableData, surveyed: Survey) -> "Dataset | None":
     return whole(flag, index, f"{flag} {path}, split {split}", skips)
 
 
-def _held_out(index: Index, name: str, fraction: float, most: float) -> tuple[Index, Index]:
-    """Hold whole chunks out, drawn at random: return the index of the others, and theirs.
+def _held_out(index: Index, name: str, fraction: float, most: float) -> tuple[Index, Index, str]:
+    """Hold whole chunks out, drawn at random: return the index of the others, theirs, and what the user should know.
 
     Args:
         most: bytes that they may take, decoded; one chunk in any case.
@@ -210,11 +212,23 @@ def _held_out(index: Index, name: str, fraction: float, most: float) -> tuple[In
     chunks = len(index.rows)
     if chunks < 2:
         raise UserError(f"{name} has one chunk, of which nothing can be held out for evaluation: give --data.eval-path")
-    drawn = permute(np.arange(count_of(chunks, fraction)), chunks, 0, HELD_OUT_EPOCH)
+    total = int(index.rows.sum(dtype=np.int64))
+    wanted = count_of(total, fraction)
+    drawn = permute(np.arange(chunks), chunks, 0, HELD_OUT_EPOCH)
+    small = index.rows[drawn] <= max(2 * wanted, int(index.rows.min()))  # a larger one would be worse than none
+    drawn = drawn[small][: chunks - 1]
+    rows = np.cumsum(index.rows[drawn], dtype=np.int64)
+    nearest = int(np.argmin(np.abs(rows - wanted))) + 1
     fit = int(np.searchsorted(np.cumsum(index.size[drawn] * index.growth), most, side="right"))
+    count = max(min(nearest, fit), 1)
     out = np.zeros(chunks, bool)
-    out[drawn[: max(fit, 1)]] = True
-    return index.take(np.flatnonzero(~out)), index.take(np.flatnonzero(out))
+    out[drawn[:count]] = True
+    note = ""
+    share = rows[count - 1] / total
+    if not 1 - TOLD <= share / fraction <= 1 + TOLD:
+        why = "more would take too much of --data.cache-gb" if fit < nearest else "chunks are held out as a whole"
+        note = f"{share:.1%} of the rows are held out, not {fraction:.1%} (--data.holdout): {why}"
+    return index.take(np.flatnonzero(~out)), index.take(np.flatnonzero(out)), note
 
 
 def whole(flag: str, index: Index, name: str, skips: bool = False) -> "Dataset":
