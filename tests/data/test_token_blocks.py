@@ -206,6 +206,8 @@ def test_tokens_of_the_same_sizes_are_told_apart(made):
     """Neither the chunks in the cache, nor what was counted in them, are taken for those of others."""
     texts = [blocks_of(made([{"text": text}])[0], 4) for text in ("qwertyuiop", "bcdefghijk")]
     assert [each._index.size.tolist() for each in texts] == 2 * [texts[0]._index.size.tolist()]
+    of_shards = [each.shard_hashes() for each in texts]
+    assert of_shards[0].keys() == of_shards[1].keys() and of_shards[0] != of_shards[1]
     found = [[target for _, target in pairs(read(blocks))] for blocks in texts]
     assert found == [[*b"qwertyuiop", END], [*b"bcdefghijk", END]]
     prompts = [

@@ -183,6 +183,10 @@ class TokenBlocks:
         cut = self._index.rows.astype("<i4").tobytes(), self.size, self.start, self.apart, self._low, self._high
         return key_of(*digests, *cut)
 
+    def shard_hashes(self) -> dict[str, str]:
+        """Hash what is in each shard, by its name."""
+        return self._index.shard_hashes()
+
     def _count(self, name: str, marks: Callable[[Tokens], np.ndarray]) -> np.ndarray:
         """Count tokens in each of all blocks; `marks` tells which of a chunk's. It is done once, and kept."""
         digests = [each.amount.digest for each in self.record.whole]
