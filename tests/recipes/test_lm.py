@@ -45,13 +45,21 @@ def train(folder, path, *more) -> dict:
     return lm.main(parse(lm.Config, [str(word) for word in words]))
 
 
-def test_under_fsdp_with_tied_embeddings(rows, tmp_path):
+# tests/laws/test_recipes.py has the model's files and scores under FSDP2.
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_with_tied_embeddings(rows, tmp_path, capsys, processes):
     """What it prints and logs; and that others load the model and get its score, document by document."""
     held_out = rows(5)
-    flags = [*SMALL, "--data.path", rows(60), "--data.eval-path", held_out, "--run.dir", tmp_path / "run"]
-    result = launch("fsdp_cpu", 2, RECIPE, *flags, "--run.steps", 6, "--sample", "alpha ", "--sample-length", 9)
-    assert result.status == 0, result.output
-    assert len(re.findall(r"^  \| alpha .*", result.output, re.MULTILINE)) == 1
+    flags = ["--data.eval-path", held_out, "--run.steps", 6, "--sample", "alpha ", "--sample-length", 9]
+    if processes == 1:
+        train(tmp_path / "run", rows(60), *flags)
+        printed = capsys.readouterr().out
+    else:
+        words = [*SMALL, "--data.path", rows(60), "--run.dir", tmp_path / "run", *flags]
+        result = launch("fsdp_cpu", processes, RECIPE, *words)
+        assert result.status == 0, result.output
+        printed = result.output
+    assert len(re.findall(r"^  \| alpha .*", printed, re.MULTILINE)) == 1
     line, score = steps(tmp_path / "run")[-1], scores(tmp_path / "run")[-1]
     assert "tokens_per_second" not in line
     logged = next(line for line in metrics(tmp_path / "run") if "ids" in line)
