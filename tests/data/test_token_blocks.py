@@ -225,7 +225,7 @@ def test_no_flipped_bit_is_read(made):
     part, shard = index.part(number), int(index.shard[number])
     data = (Path(index.shards.folder) / index.shards.files[shard].name).read_bytes()
     tail, body = data[len(data) - index.tails[shard] :], data[part.start : part.start + part.size]
-    reader = ParquetChunks("--data.path", "x")
+    reader = ParquetChunks("--data.path", "x", "")
 
     def table(body):
         return reader.table(Chunk(index.shards.files[shard], part, body, tail), index.features)
