@@ -108,6 +108,10 @@ def fitting(
 
 def _of_shard(saved: Record, contents: dict[str, Any]) -> str:
     """Say which shard is another one than a run had, in brackets; nothing if nobody knows."""
+    was, now = bool(saved.data.contents.get("shards")), bool(contents.get("shards"))
+    if contents and was != now:  # --data.stream auto looks at the room on the disk, which changes
+        told = "was streamed, and now is not" if was else "was not streamed, and now is"
+        return f" (it {told}: try --data.stream {'true' if was else 'false'})"
     shard = changed_shard(saved.data.contents, contents)
     return shard and f" ({shard})"
 

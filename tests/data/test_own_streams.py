@@ -83,6 +83,8 @@ def test_a_run_over_shards_that_have_changed_is_refused_by_their_names(rows, sha
     (shards / "train-1.parquet").unlink()
     with pytest.raises(UserError, match=r"run holds a run .*train-1.parquet is gone"):
         train(tmp_path / "run", stream(str(shards)), steps=4)
+    with pytest.raises(UserError, match=r"it was streamed, and now is not: try --data.stream true"):
+        train(tmp_path / "run", ROWS, steps=4)
 
 
 def test_of_many_shards_the_neighbours_of_the_one_that_has_changed_are_named(tmp_path):
