@@ -340,7 +340,9 @@ class Run:
         known = None if callable(weights) else weights
         plan = BatchPlan.of_run(self.config, len(data), None if callable(lengths) else lengths, known)
         plan = plan.ordered(data.order(plan)) if isinstance(data, Ordered) else plan
-        length = lengths if callable(lengths) and plan.order.sorted_over > 1 else None
+        length = lengths if callable(lengths) and plan.order.sort_over > 1 else None
+        if length is None and plan.order.sort_over > 1:
+            raise UserError("--data.sort-over: these data have no lengths to sort by: leave it out")
         if length is not None and known is not None:
             raise UserError("micro-batches that are sorted as they are read need weights that are a function of a row")
         if not self.purpose.trains:

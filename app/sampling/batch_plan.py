@@ -94,7 +94,7 @@ class BatchPlan:
             ones; only questions about those steps depend on this.
         ramp: the parts of a Ramp: sizes of the global batch in the first steps, at most `global_batch`.
         own_order: the order of the samples, with one lane, or with one for each micro-batch of a full step or for each
-            `sorted_over` of them, if the data have one of their own; default: each epoch has a permutation.
+            `sort_over` of them, if the data have one of their own; default: each epoch has a permutation.
     """
 
     samples: int
@@ -308,8 +308,8 @@ class BatchPlan:
 
     def sorted_with(self, index: int, count: int) -> range:
         """Return the micro-batches, of `count`, that one is sorted with when their rows are read, and itself."""
-        first = index - index % self.order.sorted_over
-        return range(first, min(first + self.order.sorted_over, count))
+        first = index - index % self.order.sort_over
+        return range(first, min(first + self.order.sort_over, count))
 
     def located(self, step: int, micro_batches: range) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the sample ids and the epochs of some micro-batches of a step, as `micro_batches` of all."""
@@ -321,7 +321,7 @@ class BatchPlan:
     def _by_lanes(self, step: int) -> list[np.ndarray]:
         """Return the samples of each micro-batch of a step, if the order has lanes."""
         order = self.order
-        return micro_batches(self.seen(step), self.seen(step + 1), order.lanes, self.micro_batch, order.sorted_over)
+        return micro_batches(self.seen(step), self.seen(step + 1), order.lanes, self.micro_batch, order.sort_over)
 
 
 def batch_sizes(settings: RunConfig) -> Ramp:

@@ -26,7 +26,7 @@ class Order(ABC):
     rows: int
     """Of an epoch; their ids are from 0 to rows - 1."""
     lanes: int = 1
-    sorted_over: int = 1
+    sort_over: int = 1
     """Micro-batches of a step that share a lane: they may be sorted by length together, when their rows are read."""
     fingerprint: str = ""
     """Hash of what decides the order, besides the seed and the number of rows."""
@@ -72,12 +72,12 @@ class Shuffled(Order):
 class ByChunks(Order):
     """Rows that are read by chunks, in the order of a StreamOrder; an id counts the rows of the chunks before too."""
 
-    def __init__(self, sizes: np.ndarray, lanes: int, window: int, seed: int, sorted_over: int = 1):
+    def __init__(self, sizes: np.ndarray, lanes: int, window: int, seed: int, sort_over: int = 1):
         """Take the rows of each chunk; the other arguments are those of StreamOrder and of Order."""
         self._order = StreamOrder(sizes, lanes, window, seed)
         self._first = Pieces.of(self._order.sizes).first
-        self.rows, self.lanes, self.sorted_over = self._order.rows, lanes, sorted_over
-        self.fingerprint = key_of("chunks", hash_of_bytes([np.asarray(sizes, "<i8")]), window, sorted_over)
+        self.rows, self.lanes, self.sort_over = self._order.rows, lanes, sort_over
+        self.fingerprint = key_of("chunks", hash_of_bytes([np.asarray(sizes, "<i8")]), window, sort_over)
 
     def locate(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = self._order.locate(samples)
@@ -116,7 +116,7 @@ class Mixed(Order):
         if any(each.order.lanes not in (1, lanes) for each in sources) or len(parts[0].weights) != len(sources):
             raise ValueError("sources do not fit the mixture: they must be as many, with its lanes, or with one")
         self.sources, self.lanes = tuple(sources), lanes
-        self.sorted_over = max(each.order.sorted_over for each in sources)
+        self.sort_over = max(each.order.sort_over for each in sources)
         self.mixture = Mixture(parts, lanes)
         self.parts = self.mixture.parts
         self._pieces = Pieces.of([each.order.rows for each in sources])

@@ -41,8 +41,8 @@ def padded(plan: BatchPlan, lengths: np.ndarray) -> tuple[int, int]:
     full = real = 0
     for step in range(plan.steps):
         micros = [lengths[ids] for ids, _ in plan.micro_batches(step)]
-        together = [plan.sorted_with(first, len(micros)) for first in range(0, len(micros), plan.order.sorted_over)]
-        for own in together if plan.order.sorted_over > 1 else ():
+        together = [plan.sorted_with(first, len(micros)) for first in range(0, len(micros), plan.order.sort_over)]
+        for own in together if plan.order.sort_over > 1 else ():
             in_order = np.sort(np.concatenate([micros[index] for index in own]))[::-1]
             cuts = np.cumsum([len(micros[index]) for index in own])[:-1]
             micros[own.start : own.stop] = np.split(in_order, cuts)

@@ -130,7 +130,7 @@ def language(folder: Path, shape: str, trains: bool) -> dict[str, Training]:
 def _steps(config: Any, train: Any, collate: Any, lengths: Any, weights: Any) -> Iterator[Step]:
     plan = BatchPlan.of_run(config.run, len(train), None if callable(lengths) else lengths, weights)
     plan = plan.ordered(train.order(plan)) if hasattr(train, "order") else plan
-    length = lengths if callable(lengths) and plan.order.sorted_over > 1 else None
+    length = lengths if callable(lengths) and plan.order.sort_over > 1 else None
     return load(plan, range(plan.steps), train, collate, 0, 1, CPU, length=length)
 
 

@@ -69,7 +69,7 @@ def test_a_small_cache_fetches_in_each_epoch_and_too_small_a_one_is_refused(fold
     (alone,) = sources.fetched(plan, few, profile(1, 1))
     assert not alone.once and alone.cache == int(needed) and alone.an_epoch == read.index.size.sum()
     plan, few = planned(folder, window=1, cache_gb=needed / 2e9)
-    with pytest.raises(UserError, match=r"--data.cache-gb: it allows .* for each of 5 lanes"):
+    with pytest.raises(UserError, match=r"--data.cache-gb: it allows .* for each of 5 micro-batches"):
         sources.fetched(plan, few, profile(1, 1))
     assert sources.fetched(plan, few, profile(5, 5))[0].lanes == 1
 

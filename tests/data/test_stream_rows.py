@@ -72,7 +72,7 @@ def test_micro_batches_share_a_lane_and_its_window(made, tmp_path):
 
     for shared in (1, 2, 3, 6):
         order, (read,) = rows(shared).order(plan), rows(shared).read_by_chunks()
-        assert (order.lanes, order.sorted_over, read.window) == (6 // shared, shared, 2 * shared)
+        assert (order.lanes, order.sort_over, read.window, read.lane_window) == (6 // shared, shared, 2, 2 * shared)
     assert len({rows(shared).order(plan).fingerprint for shared in (1, 2, 3, 6)}) == 4
     with pytest.raises(UserError, match=r"--data.sort-over 4: does not divide the 6 micro-batches .*one of 1, 2, 3, 6"):
         rows(4).order(plan)
@@ -171,7 +171,7 @@ def test_a_cache_that_holds_too_few_chunks_is_refused_before_the_start(kind, mad
     # Files of small chunks are mostly about their columns, so the data alone are compared.
     data = sum(rows._cache.table(chunk).nbytes for chunk in range(len(index.rows)))
     assert 0.5 * data < index.growth * index.size.sum() < 2 * data
-    with pytest.raises(UserError, match=r"--data.cache-gb: .* for each of 3 lanes .*: give (\S+) or more") as told:
+    with pytest.raises(UserError, match=r"--data.cache-gb: .* each of 3 micro-batches .*: give (\S+) or more") as told:
         check_room("--data.path", index, 3, 1, 0)
     enough = float(re.search(r"give (\S+) or", str(told.value))[1]) * 1e9
     check_room("--data.path", index, 3, 1, enough)

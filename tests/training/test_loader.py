@@ -279,10 +279,10 @@ class Texts:
         return [MISSING if i == self.missing else [i] * (i * 37 % 50 + 1) for i in ids]
 
 
-def in_lanes(sorted_over: int, total=1000) -> BatchPlan:
+def in_lanes(sort_over: int, total=1000) -> BatchPlan:
     """Plan steps of 46 samples in 8 micro-batches, of which some share a lane; a ramp begins with smaller ones."""
     plan = BatchPlan(203, total, 46, 6, seed=5, ramp=((3, 20),))
-    return plan.ordered(ByChunks(np.full(29, 7), 8 // sorted_over, 2, 5, sorted_over))
+    return plan.ordered(ByChunks(np.full(29, 7), 8 // sort_over, 2, 5, sort_over))
 
 
 def padded(rows: list) -> dict:
@@ -302,17 +302,17 @@ def each_micro_batch(plan, ranks=1, workers=0, data=None, weigh=None) -> dict:
     return found
 
 
-@pytest.mark.parametrize("sorted_over", [2, 4, 8])
-def test_micro_batches_that_share_a_lane_are_sorted_together_on_any_layout(sorted_over):
+@pytest.mark.parametrize("sort_over", [2, 4, 8])
+def test_micro_batches_that_share_a_lane_are_sorted_together_on_any_layout(sort_over):
     """The samples of a step stay, each micro-batch keeps its size, and ranks and workers see the same ones."""
-    plan, sizes = in_lanes(sorted_over), {}
+    plan, sizes = in_lanes(sort_over), {}
     whole = each_micro_batch(plan)
     for step in range(plan.steps):
         planned = plan.micro_batches(step)
         mine = [whole[step, index] for index in range(len(planned))]
-        for first in range(0, len(planned), sorted_over):
-            together = mine[first : first + sorted_over]
-            ids = [i for own, _ in planned[first : first + sorted_over] for i in own]
+        for first in range(0, len(planned), sort_over):
+            together = mine[first : first + sort_over]
+            ids = [i for own, _ in planned[first : first + sort_over] for i in own]
             assert sorted(i for each in together for i in each[0]) == sorted(ids)
             lengths = [int(i) * 37 % 50 for each in together for i in each[0]]
             assert lengths == sorted(lengths, reverse=True)
@@ -323,7 +323,7 @@ def test_micro_batches_that_share_a_lane_are_sorted_together_on_any_layout(sorte
     assert each_micro_batch(plan, 3, workers=1) == whole
     for name, made in (("sorted", whole), ("not", each_micro_batch(in_lanes(1)))):
         sizes[name] = sum(each[1]["size"] for each in made.values()) / sum(each[1]["real"] for each in made.values())
-    assert sizes["sorted"] < (1.4, 1.25, 1.15)[(2, 4, 8).index(sorted_over)] < sizes["not"]
+    assert sizes["sorted"] < (1.4, 1.25, 1.15)[(2, 4, 8).index(sort_over)] < sizes["not"]
 
 
 def test_what_is_missing_of_sorted_micro_batches_is_counted_once():

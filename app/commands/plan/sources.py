@@ -44,13 +44,14 @@ def described(plan: BatchPlan, sources: "Sequence[ReadByChunks | None]") -> list
 
 def _chunks(plan: BatchPlan, read: ReadByChunks) -> Chunks:
     index, lanes = read.index, plan.order.lanes
-    in_use = min(lanes * read.window, len(index.rows))
+    in_use = min(lanes * read.lane_window, len(index.rows))
     return Chunks(
         chunks=len(index.rows),
         stored=int(index.size.sum()),
         largest=int(index.size.max()),
         lanes=lanes,
         window=read.window,
+        sort_over=read.sort_over,
         in_use=in_use,
         cache=read.limit if read.limit < UNLIMITED else None,
     )
@@ -106,5 +107,5 @@ def _lanes_of(plan: BatchPlan, profile: Profile, machine: int) -> list[int]:
     turns, order = plan.accumulation(profile.data_ranks), plan.order
     ranks = dict.fromkeys(process // split for process in range(machine * here, (machine + 1) * here))
     computed = [index for rank in ranks for index in range(rank * turns, (rank + 1) * turns)]
-    lanes = dict.fromkeys(index // order.sorted_over for index in computed)
+    lanes = dict.fromkeys(index // order.sort_over for index in computed)
     return [lane for lane in lanes if lane < order.lanes]

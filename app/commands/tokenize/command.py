@@ -77,7 +77,7 @@ class Options:
     scratch: Scratch = field(default_factory=Scratch)
     data: Texts = field(default_factory=Texts)
     split: Literal["train", "validation", "test"] = "train"
-    """What the shards are for; it begins their names."""
+    """Split that the shards belong to, and the prefix of their names."""
     source_split: str = ""
     """Split of SOURCE, or a slice of one, such as train[:90%]. Default: --split; of a file, all of it."""
     workers: int = setting(0, at_least=0)
@@ -85,7 +85,7 @@ class Options:
     tokens_per_shard: int = setting(2**26, at_least=1)
     """Tokens of a shard, about: a whole number of rows of SOURCE, or of its chunks where it is read by chunks."""
     tokens_per_chunk: int = setting(2**20, at_least=8)
-    """Tokens of a row group, about: what is read at a time, and in which blocks of --data.block are cut."""
+    """Approximate number of tokens in a row group, the unit that is read. Blocks never cross it."""
 
 
 def main(options: Options) -> int:

@@ -145,8 +145,10 @@ def are_streamed(config: CorpusData, path: str) -> bool:
     """Tell whether tokens are read in the order of chunks.
 
     Raises:
-        UserError: chunks that are damaged are to be left out, of which blocks would be missing.
+        UserError: a flag asks for what tokens have not.
     """
+    if config.sort_over > 1:
+        raise UserError("--data.sort-over: blocks of tokens are of one length, and not sorted: leave it out")
     if config.bad == "skip":
         raise UserError(
             "--data.bad skip: a chunk of tokens cannot be left out: copy its shard again, or tokenize again"

@@ -47,13 +47,20 @@ class ReadByChunks:
     """Names the data in errors."""
     index: Index
     window: int
-    """In chunks, as of StreamOrder."""
+    """Chunks for each micro-batch, as --data.window."""
+    sort_over: int
+    """Micro-batches that share a lane, as --data.sort-over."""
     limit: int
     """Bytes of all chunks on each machine, as decoded."""
 
+    @property
+    def lane_window(self) -> int:
+        """Return the chunks of which a lane mixes the rows: so many that a step mixes as many, whatever lanes share."""
+        return self.window * self.sort_over
+
     def working_set(self, lanes: int) -> float:
         """Return the bytes that a machine must hold for so many lanes."""
-        return working_set(self.index, lanes, self.window)
+        return working_set(self.index, lanes * self.sort_over, self.window)
 
     def check_room(self, lanes: int) -> None:
         """Refuse a limit that is too small for what a machine reads at one time.
@@ -64,7 +71,7 @@ class ReadByChunks:
         Raises:
             UserError: it is too small.
         """
-        check_room(self.flag, self.index, lanes, self.window, self.limit)
+        check_room(self.flag, self.index, lanes * self.sort_over, self.window, self.limit)
 
     def check_room_here(self, lanes: int) -> None:
         """Check as `check_room` does, for this machine's part of all lanes of the run."""
@@ -136,9 +143,9 @@ class ChunkCache:
         """Return the words by which errors name a chunk."""
         return self._reader.name_of(chunk)
 
-    def read_by(self, window: int) -> ReadByChunks:
-        """Say how a run reads the chunks that has windows of so many."""
-        return ReadByChunks(self._flag, self._index, window, self._limit)
+    def read_by(self, window: int, sort_over: int = 1) -> ReadByChunks:
+        """Say how a run reads the chunks, with these settings."""
+        return ReadByChunks(self._flag, self._index, window, sort_over, self._limit)
 
     def prepare(self, chunks: Iterable[int]) -> None:
         """Bring chunks in threads, the first ones first, and return at once.

@@ -44,32 +44,32 @@ SECONDS = 60.0  # to wait for room while others write
 TRIES = 3  # to write a chunk whose draft others delete
 
 
-def working_set(index: Index, lanes: int, window: int) -> float:
-    """Return the bytes of a cache that holds two windows of each of some lanes; never more than all chunks take."""
+def working_set(index: Index, micro_batches: int, window: int) -> float:
+    """Return the bytes of a cache that holds two windows of some micro-batches; never more than all chunks take."""
     decoded = index.size.astype(np.float64) * index.growth
     # Chunks differ, and so does what they grow to: one of the largest is counted besides.
-    needed = (decoded.mean() * 2 * lanes * window + decoded.max()) * SLACK / (SLACK - 1)
+    needed = (decoded.mean() * 2 * micro_batches * window + decoded.max()) * SLACK / (SLACK - 1)
     return min(needed, decoded.sum() * (SLACK + 1) / SLACK)
 
 
-def check_room(flag: str, index: Index, lanes: int, window: int, limit: int) -> None:
-    """Refuse a cache that does not hold what is read at one time: two windows of each lane, one of them ahead.
+def check_room(flag: str, index: Index, micro_batches: int, window: int, limit: int) -> None:
+    """Refuse a cache that does not hold what is read at one time: two windows of each micro-batch, one of them ahead.
 
     Args:
         flag: names the data.
-        lanes: how many are read on this machine.
+        micro_batches: of a step, whose rows are read on this machine.
         window: in chunks.
         limit: of the cache, in bytes.
 
     Raises:
         UserError: it is too small; the message has the size that would do.
     """
-    needed = working_set(index, lanes, window)
+    needed = working_set(index, micro_batches, window)
     if needed > limit:
         raise UserError(
-            f"--data.cache-gb: it allows {limit / 1e9:.3g} GB, and two windows of {window} chunks for each of {lanes} "
-            f"lanes on this machine take about {needed / 1e9:.3g} GB of {flag}: give {rounded_up(needed / 1e9)} or "
-            "more, or a smaller window"
+            f"--data.cache-gb: it allows {limit / 1e9:.3g} GB, and two windows of {window} chunks for each of "
+            f"{micro_batches} micro-batches on this machine take about {needed / 1e9:.3g} GB of {flag}: give "
+            f"{rounded_up(needed / 1e9)} or more, or a smaller window"
         )
 
 

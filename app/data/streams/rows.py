@@ -33,9 +33,7 @@ class StreamedRows:
             skips: give MISSING for the rows of chunks that stay damaged.
             sort_over: micro-batches of a step that share a lane, as --data.sort-over.
         """
-        self._index, self._cache, self.skips, self._sort_over = index, cache, skips, sort_over
-        # A lane that micro-batches share has the chunks of all of them, so that a step mixes as many as ever.
-        self._window = window * sort_over
+        self._index, self._cache, self.skips, self._read = index, cache, skips, cache.read_by(window, sort_over)
         self._pieces = Pieces.of(index.rows)
         self._bad: set[int] = set()
 
@@ -109,18 +107,18 @@ class StreamedRows:
         Raises:
             UserError: as many micro-batches as --data.sort-over says cannot share lanes.
         """
-        count, shared = plan.micro_batches_per_step, self._sort_over
+        count, shared = plan.micro_batches_per_step, self._read.sort_over
         if count % shared:
             fits = ", ".join(str(number) for number in range(1, count + 1) if not count % number)
             raise UserError(
                 f"--data.sort-over {shared}: does not divide the {count} micro-batches of a step (--run.global-batch "
                 f"{plan.global_batch}, --run.micro-batch {plan.micro_batch}): give one of {fits}"
             )
-        return ByChunks(self._index.rows, count // shared, self._window, plan.seed, shared)
+        return ByChunks(self._index.rows, count // shared, self._read.lane_window, plan.seed, shared)
 
     def read_by_chunks(self) -> list[ReadByChunks | None]:
         """Say how a run reads the rows."""
-        return [self._cache.read_by(self._window)]
+        return [self._read]
 
     def prepare(self, rows: np.ndarray) -> None:
         """Begin to fetch the chunks of rows, the first ones first."""

@@ -54,9 +54,8 @@ class _Steps(Dataset):
         """Make the inputs of a turn of its rows, which are read if that was not done before."""
         self._seed(step, turn.index)
         ids, epochs = turn.ids.tolist(), turn.epochs.tolist()
-        there, ids, epochs = readable(read_rows(self.data, ids) if rows is None else rows, ids, epochs)
         collate = collate_of(self.collate, step.index)
-        return collate(augmented(there, self.augment, ids, epochs, self.plan.seed))
+        return inputs_of(self.data, collate, self.augment, ids, epochs, self.plan.seed, rows)
 
     def _seed(self, step: Step, micro_batch: int) -> None:
         # Rows and collate functions may draw from the global generators: what they draw depends on the plan alone.
@@ -158,13 +157,19 @@ def collate_of(collate: Collate, step: int) -> Collate:
 
 
 def inputs_of(
-    data: Rows, collate: Collate, augment: Augment | None, ids: list[int], epochs: list[int], seed: int
+    data: Rows,
+    collate: Collate,
+    augment: Augment | None,
+    ids: list[int],
+    epochs: list[int],
+    seed: int,
+    rows: list[Any] | None = None,
 ) -> Any:
     """Fetch rows, augment each with its own random generator if `augment` is given, and collate them.
 
     If `augment` has a method `many`, that changes all rows at once: `augment.many(rows, seed, epochs, ids)`.
     """
-    rows, ids, epochs = readable(read_rows(data, ids), ids, epochs)
+    rows, ids, epochs = readable(read_rows(data, ids) if rows is None else rows, ids, epochs)
     return collate(augmented(rows, augment, ids, epochs, seed))
 
 
