@@ -148,7 +148,7 @@ def test_words_reach_the_launcher_as_they_are_under_skypilot(here, monkeypatch):
     assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75] and not Path("harm").exists()
 
 
-@pytest.mark.parametrize(("status", "requeued"), [(75, True), (0, False), (1, False), (138, False)])
+@pytest.mark.parametrize(("status", "requeued"), [(75, True), (138, True), (0, False), (1, False), (143, False)])
 def test_a_slurm_job_goes_back_into_the_queue_when_its_run_has_left_early(here, status, requeued):
     file = written("slurm")
     fake("srun", f"exit {status}")

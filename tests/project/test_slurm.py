@@ -67,20 +67,20 @@ def test_a_job_that_is_stopped_for_its_time(cluster, untouched, tmp_path):
 
     Slurm counts a time limit in minutes, and looks at it now and then: so scancel sends what --signal would.
     """
-    job = Submitted(cluster, tmp_path)
-    job.reach(7)
+    job = Submitted(cluster, tmp_path, pause=1)
+    job.reach(3)
     assert f"job {job.job} is there already" in job.submit()
     cluster.type("scancel", "--signal=USR1", job.job)
     job.finish(untouched)
     log = job.log()
-    assert log.count(f"the run has saved: job {job.job} goes back into the queue") == 1 and "resuming" in log
+    assert log.count(f"(status 75): job {job.job} goes back into the queue") == 1 and "resuming" in log
 
 
 def test_a_job_whose_time_is_up(cluster, untouched, tmp_path):
     """By --time and --signal: of two minutes, one is left when the signal comes, or less; steps take 80 s."""
     job = Submitted(cluster, tmp_path, "--options", "time=2", "signal=USR1@60", pause=2)
     job.finish(untouched, 400)
-    assert "goes back into the queue" in job.log()
+    assert "(status 75)" in job.log()
 
 
 def test_a_job_that_is_requeued(cluster, untouched, tmp_path):
