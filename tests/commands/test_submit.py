@@ -81,21 +81,22 @@ def started(words: list[str]) -> list[str]:
 
 def test_words_reach_the_launcher_as_they_are_under_slurm(here, monkeypatch):
     """The job file runs with an srun that starts the second node's task alone."""
-    fake("python")
+    fake("python", "[ $1 != -c ] || echo 10.0.0.1")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(here / "programs" / "python"))
         file = written("slurm")
     fake("srun", 'while [ "$1" != bash ]; do shift; done; SLURM_NODEID=1 exec "$@"')
-    fake("scontrol")
-    done = run_in_bash(
-        f"source {file}", PATH=f"{here}/programs:/usr/bin:/bin", SLURM_JOB_ID="20123", SLURM_JOB_NODELIST="n1"
-    )
+    fake("scontrol", "[ $2 = hostnames ] && printf 'n1\\nn2\\n' || echo NodeName=$4 NodeAddr=10.0.0.2 NodeHostName=$4")
+    done = run_in_bash(f"source {file}", SLURM_JOB_ID="20123", SLURM_JOB_NODELIST="n[1-2]")
     assert done.returncode == 0, done.stderr
-    words = next(words for words in typed() if words[:2] == ["python", "-m"])
+    asked, words = (words for words in typed() if words[0] == "python")
     assert words[1:4] == ["-m", "app", "launch"] and words[4] == f"{ROOT / 'accelerate_configs' / 'ddp_cpu.yaml'}:4"
-    meeting = ["--machine_rank", "1", "--main_process_ip", "127.0.0.1", "--main_process_port", "10123"]
+    meeting = ["--machine_rank", "1", "--main_process_ip", "10.0.0.1", "--main_process_port", "10123"]
     assert started(words) == ["--num_machines", "2", *meeting, TOY, "--run.dir", NASTY, *AWKWARD]
     assert not Path("harm").exists()
+    _, flag, code, second = asked
+    assert (flag, second) == ("-c", "10.0.0.2")
+    assert subprocess.check_output([sys.executable, "-c", code, "127.0.0.1"], text=True) == "127.0.0.1\n"
 
 
 def in_kubernetes(word: str, variables: dict[str, str]) -> str:
@@ -181,7 +182,9 @@ def test_options_of_sbatch(capsys):
     lines = Path("jobs/toy.sbatch").read_text().splitlines()
     expected = ["--partition=gpu,debug", "--exclusive", '--comment="a \\"b\\" \\\\ $(c)"', "--signal=USR1@300"]
     assert [line for line in lines if line.startswith("#SBATCH")][-4:] == [f"#SBATCH {each}" for each in expected]
-    assert "jobs/toy.sbatch: DDP x2, fp32, for the run in runs/toy" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "jobs/toy.sbatch: DDP x2, fp32, for the run in runs/toy" in printed
+    assert f"what it will be: python -m app plan {TOY} --profile ddp_cpu:2\n" in printed
 
 
 def test_sbatch_is_asked_first_and_typed_once(here, capsys):

@@ -56,7 +56,8 @@ class Submitted:
 
     def finish(self, untouched: Path, seconds: float = 150) -> None:
         """Wait until the job has ended, and compare the run with the untouched one."""
-        self.cluster.wait_for(lambda: self.cluster.state(self.job) in ("COMPLETED", "FAILED", "TIMEOUT"), seconds)
+        ends = ("COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "CANCELLED")
+        self.cluster.wait_for(lambda: self.cluster.state(self.job) in ends, seconds)
         assert self.cluster.state(self.job) == "COMPLETED", self.log()
         assert steps(self.run) == steps(untouched) and len(steps(self.run)) == 40
         assert weights(self.run) == weights(untouched)

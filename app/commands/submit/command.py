@@ -18,6 +18,7 @@ from typing import Annotated
 import tyro
 
 from app.errors import UserError, did_you_mean, printable
+from app.launching import program
 
 
 @dataclass
@@ -80,6 +81,8 @@ def main(options: Options, flags: list[str]) -> int:
     each = f"{job.nodes} x {job.processes} processes" if job.nodes > 1 else profile.in_short
     print(f"{file}: {each}, {profile.precision}, for the run in {printable(job.run)}")
     if options.dry_run:
+        words = ["plan", job.training[0], "--profile", f"{job.given}:{profile.processes}", *flags]
+        print(f"what it will be: {program.typed(job_file.in_shell(words))}")
         print(engine.examined(file) or "nothing is submitted (--dry-run)")
         return 0
     print(engine.submit(file, job))
