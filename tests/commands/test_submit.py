@@ -206,8 +206,8 @@ def test_sbatch_is_asked_first_and_typed_once(here, capsys):
 
 def test_what_an_engine_refuses_is_said(here):
     fake("squeue")
-    fake("sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
-    with pytest.raises(UserError, match="sbatch --parsable refuses: sbatch: error: invalid partition"):
+    fake("sbatch", "echo noise >&2; echo 'sbatch: error: invalid partition' >&2; exit 1")
+    with pytest.raises(UserError, match=r"^sbatch --parsable refuses: sbatch: error: invalid partition"):
         submit("slurm", TOY, "--profile", "ddp_cpu:2")
 
 

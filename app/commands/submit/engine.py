@@ -79,8 +79,8 @@ def called(words: list[str]) -> str:
     except OSError as error:
         raise UserError(f"{words[0]}: {error.strerror}") from None
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise UserError(f"{shlex.join(words[:2])} refuses: {printable(said)}")
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["it does not say why"]
+        raise UserError(f"{shlex.join(words[:2])} refuses: {printable(lines[-1])}")
     return f"{done.stdout}\n{done.stderr}" if not done.stdout.strip() else done.stdout
 
 
