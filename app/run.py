@@ -136,6 +136,7 @@ class Run:
             if isinstance(settings, OptimConfig):
                 check_optim(settings)
         check_names(self.config.trackers)
+        self.purpose.at_opening(self)
         with ExitStack() as taken:  # given back at once if the run does not begin
             self._open(self.config, taken)
             self._taken = taken.pop_all()
