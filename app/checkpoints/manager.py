@@ -99,7 +99,7 @@ class CheckpointManager:
         self._go_on_with_folder(saved)
         here, folder = layout.layout(self.accelerator), self.logger.folder.path
         here.check_reads(saved.layout)
-        plan = resume.fitting(saved, plan, settings, folder)
+        plan = resume.fitting(saved, plan, settings, folder, contents)
         plan.check_limit()
         if note := resume.check_contents(saved.data, contents, folder, settings.changed == "accept"):
             self.logger.progress.say(note)

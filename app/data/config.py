@@ -1,6 +1,7 @@
 """Flags of the data, by kind of data. Importing this module loads none of the libraries that read data."""
 
 import datetime
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,14 +50,26 @@ class Streams:
     window: int = setting(16, at_least=1)
     """Chunks, such as row groups of parquet files, whose rows are shuffled together in each micro-batch of a step when
     data are streamed. More mix better, and take more room in the cache."""
+    sort_over: int = setting(1, at_least=1)
+    """Micro-batches of a step that are sorted by length together when texts are streamed, as all of a step are when
+    they are not: so texts have less padding. Must divide the micro-batches of a step. Processes that compute such
+    micro-batches read the same rows: give no more than a machine computes in a step."""
     cache_gb: float = setting(16.0, on_resume=OnResume.ACCEPT)
     """GB of disk that chunks of streamed data may take on each machine."""
+    # The file's name decides nothing. What it says is compared with the record of each checkpoint, by a rule of its own
+    # (checkpoints/resume.py): other weights hold from there on, and sources that are gone or others are refused.
     mix: str = setting("", on_resume=OnResume.ACCEPT)
     """A YAML file that names several sources, with the weight of each in what is trained on, in place of --data.path.
     A run that is resumed may have another mix from there on."""
+    # A run that a damaged chunk has ended may go on without it. No step before it would have been another one: each
+    # sample has the weight that it had, and one that is missing counts from the step on that misses it.
     bad: Literal["stop", "skip"] = setting("stop", on_resume=OnResume.ACCEPT)
     """What a chunk of streamed data does that is damaged and stays so. stop: it ends the run; skip: its rows are left
     out, on every layout alike, and counted."""
+
+    def streams(self, must: Callable[[], bool]) -> bool:
+        """Tell whether --data.stream asks for data by chunks; `must` tells whether they can be read in no other way."""
+        return self.stream == "true" or (self.stream == "auto" and must())
 
 
 @dataclass

@@ -12,6 +12,7 @@ import yaml
 
 from app.config import as_flag, check_numbers, each_field, flatten
 from app.config.text_files import UNREADABLE, open_text, why
+from app.config.yaml_files import AsWritten
 from app.errors import UserError, printable
 from app.launching import other_names, program
 from app.launching.dropped_output import outlive_readers
@@ -224,24 +225,25 @@ def _name_of(word: str) -> str:
 
 
 def _read_fields(path: str) -> dict:
-    loaded = read_yaml("--config", path)
+    loaded = read_yaml("--config", path, loader=AsWritten)  # flags take words: `no` may be a class
     if not isinstance(loaded or {}, dict):
         raise UserError(f"--config {path}: expected fields with values, found {type(loaded).__name__}")
     return loaded or {}
 
 
-def read_yaml(flag: str, path: str, advice: str = "") -> Any:
+def read_yaml(flag: str, path: str, advice: str = "", loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Read the YAML file that a flag names.
 
     Args:
         advice: what to do if it cannot be read; ends the message.
+        loader: what its words are.
 
     Raises:
         UserError: it cannot be read, or is not YAML.
     """
     try:
         with open_text(path) as stream:
-            return yaml.safe_load(stream.read())
+            return yaml.load(stream.read(), loader)
     except OSError as error:
         raise UserError(f"{flag} {path}: {error.strerror or error}{advice}") from None
     except (yaml.YAMLError, *UNREADABLE, RecursionError) as error:

@@ -36,6 +36,7 @@ def write_index(chunks: int, rows: int) -> "Shards":
     index = Index(
         shards,
         (100,) * count,
+        ("digest",) * count,
         (numbers // each).astype(np.int32),
         numbers % each * size + 4,
         np.full(chunks, size, np.int64),
@@ -70,16 +71,14 @@ def opened(chunks: int, rows: int) -> None:
     plan = BatchPlan(len(read), 10**12, BATCH, MICRO)
     plan = plan.ordered(read.order(plan))
     first = time.perf_counter()
-    plan.step(SAMPLE // BATCH, 0, 1)
-    plan.coming(SAMPLE // BATCH, 0, 1)
+    plan.coming(plan.step(SAMPLE // BATCH, 0, 1), SAMPLE // BATCH, 0, 1)
     located = time.perf_counter() - first
     began = time.perf_counter()
     _ = plan.fingerprint, read.fingerprint
     hashed = time.perf_counter() - began
     again = time.perf_counter()
-    for step in range(100):
-        plan.step(SAMPLE // BATCH + step, 0, 1)
-        plan.coming(SAMPLE // BATCH + step, 0, 1)
+    for index in range(SAMPLE // BATCH, SAMPLE // BATCH + 100):
+        plan.coming(plan.step(index, 0, 1), index, 0, 1)
     next_ones = (time.perf_counter() - again) / 100
     more = psutil.Process().memory_info().rss - memory
     print(json.dumps([took, located, hashed, next_ones, more / 1e6]))

@@ -90,6 +90,7 @@ def test_the_plan_of_a_mixture_says_what_each_source_gives(folder, capsys):
     assert web["samples"] + lines["samples"] == 240 and lines["samples"] == pytest.approx(60, abs=4)
     assert lines["epochs"] == lines["samples"] / 36 and lines["chunks"] is None
     assert web["chunks"]["chunks"] == 18 and web["chunks"]["in_use"] == 8  # a tenth is held out
+    assert "web: shards: train 2 (0.parquet, 1.parquet)\n" in said
     assert f"source         web: {web['samples']} samples" in said and "cpu: a machine fetches" in said
     (fetching,) = plan["layouts"][0]["fetching"]
     assert fetching["source"] == "web" and fetching["an_epoch"] == web["chunks"]["stored"]

@@ -81,7 +81,7 @@ def test_a_store_that_fails_changes_nothing_and_one_that_stays_away_ends_the_run
     proxy.faults = [Fault("503", method="GET", holding="away/part-", times=10**6)]
     file = tmp_path / "away.json"
     file.write_text(json.dumps([(str(RECIPE), [str(word) for word in away], None)]))
-    result = launch("ddp_cpu", 2, ROOT / "tests" / "laws" / "impatient.py", file, timeout=60)
+    result = launch("ddp_cpu", 2, ROOT / "tests" / "laws" / "impatient.py", file, timeout=150)
     (tmp_path / "out").write_text(result.output)
     told = re.findall(r"^error: .*", result.output, re.M)
     assert 1 <= len(told) <= 2  # both ranks may fail at one time, in chunks of their own

@@ -109,7 +109,8 @@ def runs(tmp_path_factory, data, data_cache):
         of_case = {
             "streamed": ["--data.path", data / "web", "--data.stream", "true"],
             "mapped": ["--data.path", data / "web"],
-            "mixed": ["--data.mix", data / "mix.yaml"],
+            # K is 8; micro-batches that are sorted together lie on two of three ranks, and of four.
+            "mixed": ["--data.mix", data / "mix.yaml", "--run.micro-batch", 3, "--data.sort-over", 4],
             "tokens": ["--data.path", data / "tokens", "--data.stream", "true"],
             "corpora": ["--data.mix", data / "corpora.yaml"],
             **{name: ["--data.mix", data / f"{name}.yaml"] for name in ("before", "after", "ahead")},

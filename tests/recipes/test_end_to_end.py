@@ -215,7 +215,7 @@ def test_several_labels_are_scored_by_their_probability(tmp_path):
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    from app.data.text.labeled_text import train_tokenizer
+    from app.data.text.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer(["some words"], 270, 64)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}

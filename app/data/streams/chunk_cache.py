@@ -18,6 +18,7 @@ import psutil
 from app.data.cache import cache_folder
 from app.data.streams.chunk_folder import ChunkFolder, check_room, working_set
 from app.data.streams.chunk_reader import BadChunk, ChunkReader
+from app.data.streams.chunks import as_dataset
 from app.data.streams.forked_readers import Answering, Asking
 from app.data.streams.index import FORMAT, Index
 from app.distributed.environment import local_world_size, world_size
@@ -127,7 +128,8 @@ class ChunkCache:
             )
         self._let_go()
         # Kept, as it costs ten times what reading a row does.
-        self._mapped[chunk] = mapped = self._as_dataset(chunk, table)
+        mapped = as_dataset(table, self._index.features, self.name_of(chunk), self._index.fingerprint, chunk)
+        self._mapped[chunk] = mapped
         return mapped
 
     def name_of(self, chunk: int) -> str:
@@ -168,12 +170,6 @@ class ChunkCache:
     def _name(self, chunk: int) -> str:
         """Return the name of a chunk's file: by where it lies, since an index may be of a part of the data."""
         return f"{self._index.shard[chunk]}-{self._index.start[chunk]}.arrow"
-
-    def _as_dataset(self, chunk: int, table: "pa.Table") -> "Dataset":
-        import datasets
-
-        info = datasets.DatasetInfo(features=self._index.features, description=self.name_of(chunk))
-        return datasets.Dataset(datasets.table.InMemoryTable(table), info=info, fingerprint=f"chunk-{chunk}")
 
     def _let_go(self) -> None:
         """Close chunks that others have deleted, whose bytes stay on the disk until then, and the oldest of many."""

@@ -18,11 +18,11 @@ from app.distributed.watchdog import Watchdog
 from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
 from app.rundir.run_record import RunRecord
-from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Length, Step, Weigh
 from app.training.exact.gradients import ExactGradients
 from app.training.feeding.fetching import Fetch
 from app.training.feeding.loader import Augment, load
-from app.training.feeding.weighing import Weigh, agreed
+from app.training.feeding.weighing import agreed
 from app.training.loop.cut_short import CutShort
 from app.training.loop.gradients import Gradients
 from app.training.optim.averages import Averages
@@ -92,11 +92,12 @@ class Services:
         augment: Augment | None = None,
         fetch: Fetch = (),
         weigh: Weigh | None = None,
+        length: Length | None = None,
     ) -> Iterator[Step]:
         """Yield this data rank's part of each step, on its device; with `weigh`, every rank takes part."""
         ours = self.accelerator
         place = ours.data_rank, ours.data_ranks, ours.device
-        loaded = load(plan, steps, data, collate, *place, self._workers, augment, fetch, weigh)
+        loaded = load(plan, steps, data, collate, *place, self._workers, augment, fetch, weigh, length)
         if isinstance(loaded, Generator):
             self._fetching.add(loaded)
         return loaded if weigh is None else agreed(loaded, ours)

@@ -9,6 +9,7 @@ import torch
 
 from app.checkpoints.manager import Measured
 from app.checkpoints.resume import Counts, Start
+from app.distributed import deepspeed
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, Step
@@ -127,7 +128,9 @@ class StepLoop:
         number, accelerator = step.index + 1, self.services.accelerator
         statistics = self.services.buffers.statistics
         skips, again = self.settings.nonfinite == "skip", number <= self.start.step
-        before = BeforeStep(accelerator, statistics) if skips or again else None
+        if step.missing and not step.weight:
+            deepspeed.refuse("--data.bad skip", accelerator.distributed_type)
+        before = BeforeStep(accelerator, statistics) if skips or again or not step.weight else None
         metrics = StepMetrics(accelerator, step, skips, self.plan.order)
         current = CurrentStep(number, metrics, Batch(self.services.gradients, step, statistics), before, again)
         self.services.watchdog.beat(number)
