@@ -157,7 +157,11 @@ class Run:
         folder = RunFolder(self.dir, recipe_source.source_of(self._asked.config), self._asked.config)
         taken.callback(lambda: folder.release(discard=self._loop is None))
         averaging = getattr(self._asked.config, "ema", None)
-        self._opened = Opened(settings, Services(settings, averaging, folder, accelerator))
+        unbegun = functools.partial(beginning.unbegun, self._asked, accelerator)
+        self._opened = Opened(settings, Services(settings, averaging, folder, accelerator, unbegun))
+        if self.purpose.trains:
+            taken.callback(self.services.notice.close)
+            self.services.notice.start()
         self._trial = None if self.purpose.trains else Trial(self._opened)
         self._settle()
         if not self.dry_run:
@@ -180,6 +184,8 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         loop, services = self._loop, self.services
+        if error is not None:
+            services.notice.wait_if_over()
         if loop is not None and isinstance(error, StoppedInEvaluation):
             loop.stopped_in_evaluation, error = True, None
         cause, advice = error, self.gradients.explained(error)
@@ -202,7 +208,7 @@ class Run:
         environment.tell_preempted(error is None and loop is not None and ending.preempted(loop))
         if advice is not None:
             raise advice from cause
-        if error is None and services.preemption.stops_cell:
+        if error is None and services.notice.stops_cell:
             raise KeyboardInterrupt from None
         return loop is not None and loop.stopped_in_evaluation
 
@@ -357,7 +363,7 @@ class Run:
             if each is not None:
                 each.check_room_here(plan.order.lanes)
         self._loop = loop = beginning.begin(self._open_run, self._asked, plan, data, cost)
-        self.services.preemption.start()
+        self.services.preemption.start(loop.start.step)
         self.services.watchdog.start()
         yield from loop.go_through(
             self.services.load(loop.plan, loop.steps, data, collate, augment, fetch, weigh, length)

@@ -13,7 +13,7 @@ import yaml
 from app.config import as_flag, check_numbers, each_field, flatten
 from app.config.text_files import UNREADABLE, open_text, why
 from app.config.yaml_files import AsWritten
-from app.errors import UserError
+from app.errors import UserError, printable
 from app.launching import other_names, program
 from app.launching.dropped_output import outlive_readers
 
@@ -114,6 +114,7 @@ def _name_positionals(options_class: type["DataclassInstance"]) -> None:
 
 
 # tyro does not know the flag.
+_COMMAND = "--run.notice"  # the flag that a shell reads
 _ABOUT_FILES = "--config FILE reads flags from a YAML file, such as a run's config.yaml, before these."
 
 
@@ -201,7 +202,26 @@ def _expand_file(words: list[str]) -> list[str]:
         else:
             rest.append(word)
         position += 1
+    _check_commands(flags, rest)
     return flags + rest
+
+
+def _check_commands(of_files: list[str], typed: list[str]) -> None:
+    """Refuse a file that names a command to run here, as such a file may be somebody else's.
+
+    Raises:
+        UserError: it does, and the command line says nothing of it.
+    """
+    words = [word for word in of_files if word != f"{_COMMAND}=" and _name_of(word) == _COMMAND]  # items of lists too
+    if words and _COMMAND not in map(_name_of, typed):
+        raise UserError(
+            f"--config: the file has a command, {printable(words[-1])}, and no command of a file is run: give "
+            f"{_COMMAND} on the command line too, or {_COMMAND}= to run none"
+        )
+
+
+def _name_of(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
 
 
 def _read_fields(path: str) -> dict:

@@ -128,6 +128,32 @@ def test_a_file_that_is_no_config_is_refused_by_name(tmp_path, content, words):
     assert f"--config {path}" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"run": {"notice": "rm -r /"}},
+        {"run.notice": ["rm -r /"]},
+        {"run": {"trackers": ["--run.notice=rm -r /"]}},
+        {"run": {"trackers": ["--run.notice", "rm -r /"]}},
+        {"run": {"notice=rm -r /; #": ""}},
+        {"run": {"trackers": ["--run._notice=x", "--run.notice=rm -r /"]}},
+    ],
+)
+def test_a_command_of_a_file_is_not_run(tmp_path, fields):
+    """The file may be somebody else's: the command line has to say it, or that there is none."""
+    file = write(tmp_path / "c.yaml", fields)
+    with pytest.raises(UserError, match=r"no command of a file is run: give --run.notice on the command line too"):
+        parse(Config, ["--config", file])
+    if fields == {"run": {"notice": "rm -r /"}}:
+        assert parse(Config, ["--config", file, "--run.notice="]).run.notice == ""
+        assert parse(Config, ["--run.notice", "true", "--config", file]).run.notice == "true"
+
+
+def test_a_flag_of_a_file_is_not_shortened(tmp_path):
+    with pytest.raises(SystemExit):
+        parse(Config, ["--config", write(tmp_path / "c.yaml", {"run": {"notic": "rm -r /"}})])
+
+
 @pytest.mark.parametrize("name", ["absent.yaml", ""])
 def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, name):
     with pytest.raises(UserError, match=f"--config {tmp_path / name}: .*directory"):

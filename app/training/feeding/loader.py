@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from app.data.rows import MISSING, Fetched, Rows, read_rows
-from app.distributed.preemption import leave_to_parent, starting_helpers
+from app.distributed.helper_processes import leave_to_parent, starting_helpers
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Length, Step, Turn, Weigh
 from app.sampling.seeding import EVALUATION, sample_generator, seed_all

@@ -101,6 +101,11 @@ class StepLoop:
 
     def go_through(self, steps: Iterator[Step]) -> Iterator[Batch]:
         """Yield each step's batch for its body, and do what is due after the body; end early if the run must stop."""
+        preemption = self.services.preemption
+        if self.steps and preemption.due(self.start.step):
+            self.leaving = True
+            return
+        preemption.begin()
         if self.settings.eval_first and not self.start.step:
             self.opened.current = current = before_first(self.services.accelerator, self.services.gradients)
             yield current.batch
@@ -116,6 +121,7 @@ class StepLoop:
             self.finish_step()
             if self.leaving:
                 break
+            preemption.begin()
 
     def _enter(self, step: Step) -> CurrentStep:
         """Begin a step, just before its body runs."""
@@ -204,6 +210,7 @@ class StepLoop:
         services.checkpoint_manager.look()
         measured = self._measured(step.scores, self.means, self.stopped_in_evaluation)
         services.checkpoint_manager.save_when_due(step.number, self.triggers, measured, self.leaving)
+        services.notice.saving = services.checkpoint_manager.seconds
 
     def _log_losses(self, step: CurrentStep) -> None:
         services = self.services
