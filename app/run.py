@@ -360,8 +360,9 @@ class Run:
         if isinstance(data, Fetched):
             self._taken.callback(data.close)
         for each in data.read_by_chunks() if isinstance(data, Streamed) else ():
-            if each is not None:
-                each.check_room_here(plan.order.lanes)
+            if each is not None:  # on the machine that reads most, so that all are refused alike
+                machines = self.accelerator.data_ranks_by_machine
+                each.check_room(max(len(plan.lanes_of(ranks, self.accelerator.data_ranks)) for ranks in machines))
         self._loop = loop = beginning.begin(self._open_run, self._asked, plan, data, cost)
         self.services.preemption.start(loop.start.step)
         self.services.watchdog.start()

@@ -116,6 +116,12 @@ def _of_shard(saved: Record, contents: dict[str, Any]) -> str:
     return shard and f" ({shard})"
 
 
+def _of_sources(contents: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return contents with the shards of some sources of a mixture alone."""
+    shards = {shard: found for shard, found in contents.get("shards", {}).items() if shard.split(": ")[0] in names}
+    return {**contents, "shards": shards}
+
+
 def data_of(plan: BatchPlan, contents: dict[str, Any]) -> DataRecord:
     """Return what a checkpoint says of the data; `contents` is their digest."""
     mix = None
@@ -151,8 +157,8 @@ def _fitting_mix(saved: Record, plan: BatchPlan, folder: Path, contents: dict[st
     if plan.fingerprint_of(order.rows_of(of_these), order.fingerprint_of(of_these)) != saved.data.fingerprint:
         raise UserError(
             f"{folder} holds a run over a mixture, of which a source has other rows than it had"
-            f"{_of_shard(saved, contents)}, or other tokens (a tokenizer from scratch is learnt from all sources, so a "
-            f"new one changes it): {fix}"
+            f"{_of_shard(saved, _of_sources(contents, before))}, or other tokens (a tokenizer from scratch is learnt "
+            f"from all sources, so a new one changes it): {fix}"
         )
     parts = [Part(part.start, part.weights, part.caps) for part in mix.parts]
     return plan.ordered(order.going_on(parts, saved.seen, plan.short))

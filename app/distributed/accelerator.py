@@ -167,6 +167,13 @@ class Accelerator(accelerate.Accelerator):
         # The data dimensions come first in accelerate's mesh, so neighbours share a data rank.
         return self.parallelism_config.non_data_parallel_size if self.parallelism_config else 1
 
+    @property
+    def data_ranks_by_machine(self) -> list[set[int]]:
+        """Return the data ranks of each machine's processes; all machines have as many processes."""
+        here, count = environment.local_world_size(), self.num_processes
+        processes = [range(first, min(first + here, count)) for first in range(0, count, here)]
+        return [{process // self.ranks_per_data_rank for process in of_machine} for of_machine in processes]
+
     def counted_once(self, turn: Turn) -> Turn:
         """Set the weight of an evaluation's turn to 0 on all but one of the processes that share it."""
         return turn if self.process_index % self.ranks_per_data_rank == 0 else turn._replace(weight=0.0)

@@ -6,7 +6,7 @@ number: by how many samples the last step of the shorter run was short.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -61,6 +61,9 @@ class Turn(NamedTuple):
     inputs: Any = None
     missing: int = 0
     """Samples that could not be read, and are left out; `ids` has the others."""
+    sorted_as: tuple[int, int] | None = None
+    """If it was sorted together with others: the number of this group in the step, and a hash of the order it has got.
+    All ranks that read the group have to find the same one."""
 
 
 class Step(NamedTuple):
@@ -310,6 +313,13 @@ class BatchPlan:
         """Return the micro-batches, of `count`, that one is sorted with when their rows are read, and itself."""
         first = index - index % self.order.sort_over
         return range(first, min(first + self.order.sort_over, count))
+
+    def lanes_of(self, ranks: Iterable[int], data_ranks: int) -> list[int]:
+        """Return the lanes that some of the data ranks read in full steps."""
+        turns, order = self.accumulation(data_ranks), self.order
+        computed = [index for rank in ranks for index in range(rank * turns, (rank + 1) * turns)]
+        lanes = dict.fromkeys(index // order.sort_over for index in computed)
+        return [lane for lane in lanes if lane < order.lanes]
 
     def located(self, step: int, micro_batches: range) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the sample ids and the epochs of some micro-batches of a step, as `micro_batches` of all."""

@@ -198,6 +198,20 @@ def unlike(rank):
         (step,) = agreed(iter([Step(0, [turn, turn._replace(index=1, idle=True, missing=0)], 2, 0.0)]), together)
         return step.weight, step.missing
 
+    def sorted_alike(found):
+        """Sort with another data rank, which has micro-batch 1 of the group."""
+        apart = SimpleNamespace(ranks_per_data_rank=1, process_index=rank, device=torch.device("cpu"))
+        turn = Turn(rank, ids, np.zeros(4, int), 4.0, sorted_as=(0, found))
+        (step,) = agreed(iter([Step(0, [turn], 3, 0.0)]), apart, sort_over=2)
+        return step.weight, step.missing
+
+    assert sorted_alike(2**20 - 1) == (8.0, 0)
+    try:
+        sorted_alike(2**20 - 1 - rank)
+    except UserError as error:
+        assert "ranks that sort micro-batches together (--data.sort-over) have read other" in str(error)
+    else:
+        raise AssertionError("ranks that sort the same rows in other orders must be found")
     alike = weighed(ids, 1)
     try:
         return [alike, weighed(ids[rank:], 0)]  # of the same weight

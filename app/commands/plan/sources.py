@@ -104,8 +104,5 @@ def _own_lanes(plan: BatchPlan, source: int, lanes: Sequence[int]) -> list[int]:
 def _lanes_of(plan: BatchPlan, profile: Profile, machine: int) -> list[int]:
     """Return the lanes that the processes of a machine read: all of one, and of several as turns are dealt to ranks."""
     here, split = profile.processes // profile.machines, profile.mesh("tp")
-    turns, order = plan.accumulation(profile.data_ranks), plan.order
     ranks = dict.fromkeys(process // split for process in range(machine * here, (machine + 1) * here))
-    computed = [index for rank in ranks for index in range(rank * turns, (rank + 1) * turns)]
-    lanes = dict.fromkeys(index // order.sort_over for index in computed)
-    return [lane for lane in lanes if lane < order.lanes]
+    return plan.lanes_of(ranks, profile.data_ranks)

@@ -21,7 +21,6 @@ from app.data.streams.chunk_reader import BadChunk, ChunkReader
 from app.data.streams.chunks import as_dataset
 from app.data.streams.forked_readers import Answering, Asking
 from app.data.streams.index import FORMAT, Index
-from app.distributed.environment import local_world_size, world_size
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -72,10 +71,6 @@ class ReadByChunks:
             UserError: it is too small.
         """
         check_room(self.flag, self.index, lanes * self.sort_over, self.window, self.limit)
-
-    def check_room_here(self, lanes: int) -> None:
-        """Check as `check_room` does, for this machine's part of all lanes of the run."""
-        self.check_room(-(-lanes * local_world_size() // world_size()))
 
 
 class ChunkCache:

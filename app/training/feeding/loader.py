@@ -1,5 +1,6 @@
 """Loading: fetch and collate each step's rows, and copy them to the device ahead of need."""
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from app.training.feeding.fetching import Fetch, ahead, stages_of
 
 Collate = Callable[[list], Any]  # model inputs of a micro-batch's rows
 Augment = Callable[[Any, np.random.Generator], Any]  # one row, changed
+HASHES = 1 << 20  # of orders: few enough that sums of their squares over any number of ranks are exact
 
 
 class _Steps(Dataset):
@@ -71,7 +73,7 @@ class _Steps(Dataset):
         """
         turns: list[Turn] = []
         rows: list[list[Any] | None] = []
-        together = range(0)
+        together, group = range(0), (0, 0)
         for turn in step.turns:
             if turn.idle:
                 turns.append(turn)
@@ -86,8 +88,12 @@ class _Steps(Dataset):
                 lengths = np.array([-1 if row is MISSING else length(row) for row in read])
                 by_length = np.argsort(-lengths, kind="stable")
                 pieces = np.split(by_length, np.cumsum([len(own) for own, _ in located])[:-1])
+                group = (
+                    together.start // plan.order.sort_over,
+                    zlib.crc32(by_length.tobytes() + lengths.tobytes()) % HASHES,
+                )
             places = pieces[turn.index - together.start]
-            turns.append(turn._replace(ids=ids[places], epochs=epochs[places]))
+            turns.append(turn._replace(ids=ids[places], epochs=epochs[places], sorted_as=group))
             rows.append([read[place] for place in places])
         return step._replace(turns=turns), rows
 

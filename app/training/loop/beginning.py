@@ -80,7 +80,7 @@ def begin(opened: Opened, asked: Asked, plan: BatchPlan, data: Rows, cost: Cost 
     collectives.from_main(write, long=True)  # trackers may take long to start
     peak = peak_flops(here.device, here.precision)
     logger.start(plan, start.step, cost, peak and peak * ours.num_processes)
-    faults = FirstNonfinite(plan, ours.data_rank, ours.data_ranks, ours.device)
+    faults = FirstNonfinite(ours.device)
     audit = Audit(ours, services.folder.path, start.step, logger.progress.warn) if settings.audit else None
     diagnostics = Diagnostics(ours, settings, services.folder.path, start.step, logger.progress.warn)
     return StepLoop(opened, plan, start, Checks(faults, drift, audit, diagnostics))

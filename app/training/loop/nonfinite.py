@@ -1,12 +1,14 @@
 """The first loss or gradient norm that was not finite, kept on the device until other numbers are read."""
 
+from collections import deque
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from app.distributed import collectives
-from app.sampling.batch_plan import BatchPlan, Turn
+from app.sampling.batch_plan import Turn
 
 _NONE, _SPAN = 2**62, 2**20  # the value for "none"; the largest number of losses and norms in a step
 
@@ -67,20 +69,17 @@ class Fault(NamedTuple):
 class FirstNonfinite:
     """Check losses and norms of steps that are not logged, without making the host wait for the device."""
 
-    def __init__(self, plan: BatchPlan, rank: int, ranks_: int, device: torch.device):
-        """Begin with none found.
-
-        Args:
-            rank: this process's data rank.
-            ranks_: the number of data ranks.
-        """
-        self.plan, self.rank, self.ranks = plan, rank, ranks_
+    def __init__(self, device: torch.device):
+        """Begin with none found."""
         self._first = torch.full((), _NONE, dtype=torch.int64, device=device)
         # (step, micro-batches of its losses in order), valid from that step on: only short steps differ.
         self._orders: list[tuple[int, tuple[int, ...]]] = []
+        # The samples of micro-batches, by step: of the steps since the host has last looked, and of two times before.
+        self._samples: deque[dict[int, dict[int, np.ndarray]]] = deque([{}], maxlen=3)
 
     def note(self, step: int, losses: list[tuple[str, Turn, Tensor]], norms: list[Tensor]) -> None:
         """Check the losses and norms (scalars on the device) of a step, counted from 0."""
+        self._samples[-1][step] = {micro.index: micro.ids for _, micro, _ in losses}
         order = tuple(micro.index for _, micro, _ in losses)
         if not self._orders or self._orders[-1][1] != order:
             self._orders.append((step, order))
@@ -89,7 +88,8 @@ class FirstNonfinite:
         self._first = torch.minimum(self._first, torch.where(good, _NONE, places).min())
 
     def there(self) -> Tensor:
-        """Return 1 if this rank has found one, else 0, as a float64 scalar on the device."""
+        """Return 1 if this rank has found one, else 0, as a float64 scalar on the device; the host then looks."""
+        self._samples.append({})
         return (self._first < _NONE).double()
 
     def tell(self) -> Report | None:
@@ -118,5 +118,5 @@ class FirstNonfinite:
     def _ids(self, fault: Fault | None) -> list[int]:
         if fault is None:
             return []
-        turns = self.plan.step(fault.step, self.rank, self.ranks).turns
-        return [i for turn in turns if turn.index == fault.micro for i in turn.ids.tolist()]
+        of_step: dict[int, np.ndarray] = next((known[fault.step] for known in self._samples if fault.step in known), {})
+        return of_step[fault.micro].tolist() if fault.micro in of_step else []

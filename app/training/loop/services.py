@@ -100,7 +100,9 @@ class Services:
         loaded = load(plan, steps, data, collate, *place, self._workers, augment, fetch, weigh, length)
         if isinstance(loaded, Generator):
             self._fetching.add(loaded)
-        return loaded if weigh is None else agreed(loaded, ours)
+        if weigh is None:
+            return loaded
+        return agreed(loaded, ours, plan.order.sort_over if isinstance(plan, BatchPlan) else 1)
 
     def stop_fetching(self) -> None:
         """End the threads of `load` that are still ahead of a step, because the run was left in its middle."""
