@@ -11,6 +11,7 @@ from app.errors import UserError
 _LACKS = {
     "--ema": "DeepSpeed's engine keeps the weights to itself: take an fsdp profile instead",
     "--run.audit": "DeepSpeed's engine keeps the weights to itself; use an fsdp or ddp profile",
+    "--run.dir in a bucket": "DeepSpeed's engine reads its checkpoints from a disk; use an fsdp or ddp profile",
     "--run.inspect-every": "DeepSpeed's engine keeps gradients to itself; use an fsdp or ddp profile",
     "--run.nonfinite skip": "DeepSpeed's engine updates in its backward pass, so no step can be left out; use an fsdp "
     "or ddp profile",

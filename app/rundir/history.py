@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from app import storage
 from app.config import BestMetric
 from app.config.score_names import ScoreName, seems_lower
-from app.errors import UserError, printable
+from app.errors import UserError, printable, whole_urls
 from app.rundir import contents, lock, metrics_file, run_record
 from app.rundir.foreign import fields_of, number, section, text, whole
 from app.rundir.run_record import RUN, Launch, RunRecord
@@ -57,7 +57,7 @@ class History:
     @property
     def place(self) -> str:
         """Return the run's folder, printable."""
-        return printable(str(self.folder))
+        return printable(whole_urls(str(self.folder)))
 
     def section(self, name: str) -> dict[str, Any]:
         """Return the settings of one section, such as `run`; none where there is no such section."""
