@@ -182,11 +182,14 @@ def test_the_lines_of_a_checkpoint_are_kept_before_it_is(place, monkeypatch):
     assert kept == [True]
 
 
-def test_a_checkpoint_with_the_best_score_is_kept_in_a_bucket(place):
+def test_a_checkpoint_with_the_best_score_is_kept_in_a_bucket_and_no_worse_one_is_saved(place, monkeypatch):
+    made: list[str] = []
+    publish = BucketStorage.publish
+    monkeypatch.setattr(BucketStorage, "publish", lambda *args: (made.append(args[2]), publish(*args)))
     scores = {2: 0.1, 4: 0.9, 6: 0.5, 8: 0.4}
-    train_and_score(
-        place, scores=lambda step: {"eval/x": scores[step]}, save_every=2, eval_every=2, keep=1, best="eval/x"
-    )
+    settings = {"save_every": 100, "eval_every": 2, "keep": 1, "best": "eval/x", "save_async": False}
+    train_and_score(place, scores=lambda step: {"eval/x": scores[step]}, **settings)
+    assert made == ["step-00000002", "step-00000004", "step-00000008"]
     assert steps_of(place) == ["step-00000004", "step-00000008"]
 
 
