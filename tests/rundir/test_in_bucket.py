@@ -74,6 +74,13 @@ def test_nothing_of_a_run_in_a_bucket_stays_on_the_machine_and_no_secret_goes_up
     assert not any(PARTS in key or ".tmp" in key for key in keys)  # lines are one file, and no draft is left
 
 
+def test_processes_that_load_data_are_forked_from_a_run_in_a_bucket(place):
+    """They use no bucket, so they neither hang nor take the lock along."""
+    train(place, log_every=1, workers=2)
+    train(place, log_every=1, workers=2, epochs=3.0)
+    assert [line["step"] for line in lines_of(place)] == [*range(1, 13)]
+
+
 def test_messages_show_urls_as_they_are_typed(place, capfd):
     train(place, stop_at=4)
     train(place, stop_at=6)
