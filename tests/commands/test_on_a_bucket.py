@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from support import buckets
-from support.buckets import BUCKET
+from support.buckets import BUCKET, Fault
 from support.launching import ROOT
 
 from app import UserError, parse, storage
@@ -154,3 +154,11 @@ def test_the_doctor_tries_a_store(run, proxy):
 def test_a_place_without_a_run_is_named(run):
     with pytest.raises(UserError, match=f"{run[0]}/nothing holds no run"):
         history.read(Path(f"{run[0]}/nothing"))
+
+
+@pytest.mark.parametrize("command", ["runs", "watch", "plot", "export", "evaluate", "predict"])
+def test_a_store_that_refuses_is_said_to(run, proxy, command):
+    proxy.faults = [Fault("403", times=10**9)]
+    more = ["data.csv"] if command == "predict" else []
+    with pytest.raises(UserError, match=f"{run[0]} cannot be read: the store refuses it: look at the credentials"):
+        app([command, run[0], *more])

@@ -24,6 +24,9 @@ LONGEST = 512  # tokens of a text, for a model that does not say how many it tak
 
 def is_model(place: Path) -> bool:
     """Tell whether a place is a folder with a model, or no folder: then it may be a Hub id."""
+    from app.rundir import history
+
+    history.check_reachable(place)
     files = storage.at(place)
     if files.exists("run.json"):
         return False

@@ -165,6 +165,7 @@ def _find(model: str) -> tuple[str, dict[str, Any]]:
     from app.rundir import history
 
     folder = Path(model)
+    history.check_reachable(folder)
     files = storage.at(folder)
     if not files.exists("run.json"):
         return str(files.down()) if files.is_remote else model, {}
