@@ -27,11 +27,11 @@ from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
 from app.rundir.throughput import Cost
 from app.rundir.trackers import check_names
-from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, Weights, batch_sizes
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Length, Turn, Weigh, Weights, batch_sizes
 from app.sampling.seeding import seed_all
 from app.training.exact import gradients as exact_gradients
 from app.training.feeding.fetching import Composed, Fetch
-from app.training.feeding.weighing import Weigh, one
+from app.training.feeding.weighing import one
 from app.training.loop import beginning, ending, evaluation, purpose
 from app.training.loop.gradients import Gradients
 from app.training.loop.opened import Opened
@@ -136,6 +136,7 @@ class Run:
             if isinstance(settings, OptimConfig):
                 check_optim(settings)
         check_names(self.config.trackers)
+        self.purpose.at_opening(self)
         with ExitStack() as taken:  # given back at once if the run does not begin
             self._open(self.config, taken)
             self._taken = taken.pop_all()
@@ -159,7 +160,11 @@ class Run:
             deepspeed.refuse("--run.dir in a bucket", accelerator.distributed_type)
         taken.callback(lambda: folder.release(discard=self._loop is None))
         averaging = getattr(self._asked.config, "ema", None)
-        self._opened = Opened(settings, Services(settings, averaging, folder, accelerator))
+        unbegun = functools.partial(beginning.unbegun, self._asked, accelerator)
+        self._opened = Opened(settings, Services(settings, averaging, folder, accelerator, unbegun))
+        if self.purpose.trains:
+            taken.callback(self.services.notice.close)
+            self.services.notice.start()
         self._trial = None if self.purpose.trains else Trial(self._opened)
         with folder.explained():
             self._settle()
@@ -183,6 +188,8 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         loop, services = self._loop, self.services
+        if error is not None:
+            services.notice.wait_if_over()
         if loop is not None and isinstance(error, StoppedInEvaluation):
             loop.stopped_in_evaluation, error = True, None
         cause, advice = error, self.gradients.explained(error)
@@ -205,7 +212,7 @@ class Run:
         environment.tell_preempted(error is None and loop is not None and ending.preempted(loop))
         if advice is not None:
             raise advice from cause
-        if error is None and services.preemption.stops_cell:
+        if error is None and services.notice.stops_cell:
             raise KeyboardInterrupt from None
         return loop is not None and loop.stopped_in_evaluation
 
@@ -310,7 +317,7 @@ class Run:
         self,
         data: Rows,
         collate: Callable[[list], Any],
-        lengths: np.ndarray | None = None,
+        lengths: np.ndarray | Length | None = None,
         weights: Weights | Weigh | None = None,
         augment: Callable[[Any, np.random.Generator], Any] | None = None,
         cost: Cost | None = None,
@@ -322,7 +329,8 @@ class Run:
             data: rows by sample id; if it has `__getitems__`, that is called with a list of ids.
             collate: makes the model inputs from a list of rows; if it has a method `at`, `collate.at(step)` does so in
                 a training step, counted from 0.
-            lengths: one for each sample, if known: for less padding, and micro-batches of similar cost.
+            lengths: one for each sample, if known: for less padding, and micro-batches of similar cost; or a function
+                of a row, for data whose lengths are known only when they are read (see --data.sort-over).
             weights: one for each sample, in the loss; or a function of a row, for data whose weights are known only
                 when they are read, which costs a small collective each step; default: all 1.
             augment: changes one row; it gets a random generator for that row. If it has a method `many`, that changes
@@ -341,8 +349,13 @@ class Run:
                 raise UserError("--data.bad skip: weights that are known before rows are read would count missing rows")
             weigh = one
         known = None if callable(weights) else weights
-        plan = BatchPlan.of_run(self.config, len(data), lengths, known)
+        plan = BatchPlan.of_run(self.config, len(data), None if callable(lengths) else lengths, known)
         plan = plan.ordered(data.order(plan)) if isinstance(data, Ordered) else plan
+        length = lengths if callable(lengths) and plan.order.sort_over > 1 else None
+        if length is None and plan.order.sort_over > 1:
+            raise UserError("--data.sort-over: these data have no lengths to sort by: leave it out")
+        if length is not None and known is not None:
+            raise UserError("micro-batches that are sorted as they are read need weights that are a function of a row")
         if not self.purpose.trains:
             plan.check_limit()
             stages = Composed(collate, fetch) if fetch else collate
@@ -352,11 +365,13 @@ class Run:
             self._taken.callback(data.close)
         for each in data.read_by_chunks() if isinstance(data, Streamed) else ():
             if each is not None:
-                each.check_room_here(plan.micro_batches_per_step)
+                each.check_room_here(plan.order.lanes)
         self._loop = loop = beginning.begin(self._open_run, self._asked, plan, data, cost)
-        self.services.preemption.start()
+        self.services.preemption.start(loop.start.step)
         self.services.watchdog.start()
-        yield from loop.go_through(self.services.load(loop.plan, loop.steps, data, collate, augment, fetch, weigh))
+        yield from loop.go_through(
+            self.services.load(loop.plan, loop.steps, data, collate, augment, fetch, weigh, length)
+        )
 
     def keep_best(self, metric: str) -> None:
         """Keep the checkpoint with the best value of a metric as well, unless --run.best says another or none.

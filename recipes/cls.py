@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
-from app.tasks.class_loss import ClassLoss, ClassLossConfig, check_problem, row_losses
+from app.tasks.class_loss import ClassLoss, ClassLossConfig, check_problem, plain_loss_by_row
 from app.tasks.from_scratch import Scratch, bert_config, check_shape
 from app.tasks.pretrained import head_of, load_model, load_tokenizer
 
@@ -133,8 +133,8 @@ def evaluate(
 
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
-    from app.data.text.labeled_text import PadCollate
     from app.data.text.token_dropout import TokenDropout, check_dropout
+    from app.data.text.tokens import PadCollate
     from app.tasks.language.attention import never_look
 
     with Run(config) as run:
@@ -155,7 +155,7 @@ def main(config: Config) -> dict[str, float]:
             for micro in batch.micros(model):
                 output = model(**micro.inputs)
                 loss = loss_of(output.logits, micro.inputs) if loss_of else output.loss
-                by_row = loss_of.by_row if loss_of else partial(row_losses, labels.problem)
+                by_row = loss_of.by_row if loss_of else partial(plain_loss_by_row, labels.problem)
                 run.observe_rows(partial(by_row, output.logits, micro.inputs), micro)
                 run.backward(loss, micro)
             run.step(optimizer)

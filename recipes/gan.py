@@ -58,7 +58,7 @@ class Config:
 def load_data(config: Config, needs: Needs = Needs()) -> "tuple[Images, Images]":
     """Return the training images and the held-out images."""
     from app.data.images import labeled_images
-    from app.data.tables.sources import load_tables
+    from app.data.loading import load_tables
 
     size, tables = config.data.size, load_tables(config.data, needs=needs)
     if size < 8 or size & (size - 1):

@@ -138,10 +138,10 @@ def predict(model: "nn.Module", inputs: dict[str, Any]) -> "tuple[Tensor, Tensor
 
 def loss_of(run: Run, model: "nn.Module", micro: "Turn", criterion: Callable[..., Any]) -> "Tensor":
     """Return the mean loss over the supervised tokens of a micro-batch; log that of each source of a mixture."""
-    from app.data.corpus.blocks import row_losses
+    from app.data.corpus.blocks import token_loss_by_row
 
     predicted = predict(model, micro.inputs)
-    run.observe_rows(lambda: row_losses(*predicted), micro)
+    run.observe_rows(lambda: token_loss_by_row(*predicted), micro)
     return criterion(*predicted)
 
 

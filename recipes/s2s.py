@@ -116,7 +116,7 @@ def evaluate(
 
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
-    from app.data.corpus.blocks import row_losses, token_loss
+    from app.data.corpus.blocks import token_loss, token_loss_by_row
     from app.data.text.pair_text import PairCollate
     from app.tasks.language.attention import never_look
     from app.training.scores.text import missing
@@ -141,7 +141,7 @@ def main(config: Config) -> dict[str, float]:
             for micro in batch.micros(model):
                 predicted = seq2seq.predict(model, micro.inputs, config.smoothing)
                 loss = criterion(*predicted, config.smoothing)
-                run.observe_rows(partial(row_losses, *predicted, config.smoothing), micro)
+                run.observe_rows(partial(token_loss_by_row, *predicted, config.smoothing), micro)
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):

@@ -1,5 +1,6 @@
 """Saving and resuming one run: when checkpoints are due, what their records say, and what the user is told."""
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -70,6 +71,9 @@ class CheckpointManager:
         self.constants: finite.Kinds = {}
         """What was not finite in the models before the first step."""
         self._warned = False
+        self.seconds = 0.0
+        """How long the last checkpoint took, from its copy to its commit."""
+        self._began = 0.0  # when it was begun
 
     def resume(self, plan: BatchPlan, contents: dict[str, Any], settings: RunConfig) -> tuple[resume.Start, BatchPlan]:
         """Load the newest good checkpoint, and say so. Every rank takes part.
@@ -96,7 +100,7 @@ class CheckpointManager:
         self._go_on_with_folder(saved)
         here, folder = layout.layout(self.accelerator), self.logger.folder.path
         here.check_reads(saved.layout)
-        plan = resume.fitting(saved, plan, settings, folder)
+        plan = resume.fitting(saved, plan, settings, folder, contents)
         plan.check_limit()
         if note := resume.check_contents(saved.data, contents, folder, settings.changed == "accept"):
             self.logger.progress.say(note)
@@ -173,6 +177,7 @@ class CheckpointManager:
         """
         with self.logger.time_aside():
             self.wait()
+            self._began = time.monotonic()
             self.buffers.find_changes()
             finite.check_state(self.accelerator, step, self.constants, self.newest_in_words)
             record = self._record(step, plan, measured)
@@ -243,6 +248,7 @@ class CheckpointManager:
         Raises:
             UserError: the failure will not pass by itself.
         """
+        self.seconds = time.monotonic() - self._began
         problems = "; ".join(outcome.problems)
         if not problems:
             self.logger.note(step=step)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from app.checkpoints.record import Counts, DataRecord, MixPart, MixRecord, Record
 from app.config import RunConfig
-from app.data.fingerprint import contents, difference, other_models
+from app.data.fingerprint import changed_shard, contents, difference, other_models
 from app.data.rows import Rows
 from app.distributed import collectives
 from app.distributed.layout_record import Layout
@@ -74,8 +74,13 @@ def contents_everywhere(data: Rows) -> dict[str, Any]:
     return contents_by_rank[0]
 
 
-def fitting(saved: Record, plan: BatchPlan, settings: RunConfig, folder: Path) -> BatchPlan:
+def fitting(
+    saved: Record, plan: BatchPlan, settings: RunConfig, folder: Path, contents: dict[str, Any] | None = None
+) -> BatchPlan:
     """Plan what follows a checkpoint, from its record.
+
+    Args:
+        contents: the digest of the data, by which a shard that has changed is named; None: nobody has made one.
 
     Raises:
         UserError: the checkpoint is of a data set of another size, or of a longer run.
@@ -90,15 +95,25 @@ def fitting(saved: Record, plan: BatchPlan, settings: RunConfig, folder: Path) -
             "--run.epochs, or another --run.dir"
         )
     if saved.data.mix or isinstance(plan.order, Mixed):
-        return _fitting_mix(saved, plan, folder)
+        return _fitting_mix(saved, plan, folder, contents or {})
     rows, before = plan.samples, saved.data.rows
     if plan.fingerprint != saved.data.fingerprint:
         now = f"now there are {rows:,}" if rows != before else "their lengths or weights were others"
         raise UserError(
-            f"{folder} holds a run over other training data: it had {before:,} rows, and {now}. Give it the "
-            "data that it had, or another --run.dir"
+            f"{folder} holds a run over other training data: it had {before:,} rows, and {now}"
+            f"{_of_shard(saved, contents or {})}. Give it the data that it had, or another --run.dir"
         )
     return plan
+
+
+def _of_shard(saved: Record, contents: dict[str, Any]) -> str:
+    """Say which shard is another one than a run had, in brackets; nothing if nobody knows."""
+    was, now = bool(saved.data.contents.get("shards")), bool(contents.get("shards"))
+    if contents and was != now:  # --data.stream auto looks at the room on the disk, which changes
+        told = "was streamed, and now is not" if was else "was not streamed, and now is"
+        return f" (it {told}: try --data.stream {'true' if was else 'false'})"
+    shard = changed_shard(saved.data.contents, contents)
+    return shard and f" ({shard})"
 
 
 def data_of(plan: BatchPlan, contents: dict[str, Any]) -> DataRecord:
@@ -110,7 +125,7 @@ def data_of(plan: BatchPlan, contents: dict[str, Any]) -> DataRecord:
     return DataRecord(plan.samples, plan.fingerprint, contents, mix)
 
 
-def _fitting_mix(saved: Record, plan: BatchPlan, folder: Path) -> BatchPlan:
+def _fitting_mix(saved: Record, plan: BatchPlan, folder: Path, contents: dict[str, Any]) -> BatchPlan:
     """Plan what follows a checkpoint of a mixture: the mix may be another one from here on, and have new sources.
 
     Raises:
@@ -135,11 +150,12 @@ def _fitting_mix(saved: Record, plan: BatchPlan, folder: Path) -> BatchPlan:
     of_these = len(before)
     if plan.fingerprint_of(order.rows_of(of_these), order.fingerprint_of(of_these)) != saved.data.fingerprint:
         raise UserError(
-            f"{folder} holds a run over a mixture, of which a source has other rows than it had, or other tokens (a "
-            f"tokenizer from scratch is learnt from all sources, so a new one changes it): {fix}"
+            f"{folder} holds a run over a mixture, of which a source has other rows than it had"
+            f"{_of_shard(saved, contents)}, or other tokens (a tokenizer from scratch is learnt from all sources, so a "
+            f"new one changes it): {fix}"
         )
     parts = [Part(part.start, part.weights, part.caps) for part in mix.parts]
-    return plan.ordered(order.going_on(parts, saved.seen))
+    return plan.ordered(order.going_on(parts, saved.seen, plan.short))
 
 
 def check_every_source_is_read(plan: BatchPlan) -> None:

@@ -1,4 +1,7 @@
-"""Run a recipe's file for something else than training: to its loop, for a plan, or to its end, for its model."""
+"""Run a recipe's file for something else than training: to its run, its loop, or its end.
+
+Its run has the settings, its loop is for a plan, and at its end it has a model.
+"""
 
 import os
 import runpy
@@ -9,7 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import UserError
-from app.training.loop.purpose import Body, Exporting, Finished, Planning, Purpose, Reached, asking
+from app.training.loop.purpose import Asking, Body, Exporting, Finished, Opening, Planning, Purpose, Reached, asking
+
+
+def run_to_opening(recipe: Path, flags: list[str]) -> Any:
+    """Run a recipe's file up to where its run would be opened, and return that Run: its settings are checked by then.
+
+    Raises:
+        UserError: there is no such file, a setting is wrong, or the recipe never opens a run.
+    """
+    opening = _play(recipe, flags, Opening, Asking())
+    if opening is None:
+        raise UserError(f"{recipe} ended and never opened a Run: it is no recipe, or has no main program")
+    return opening.run
 
 
 def run_to_loop(recipe: Path, flags: list[str], body: Body | None = None) -> tuple[Any, Any]:

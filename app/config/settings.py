@@ -119,6 +119,13 @@ class RunConfig:
     """Seconds without progress after which a rank counts as hung: all ranks then show their stacks and end with status
     1. Progress is a step, a micro-batch of an evaluation, or bytes of a checkpoint or of the finished model, read or
     written. 0: wait forever."""
+    grace: float = setting(25.0, at_least=0, on_resume=OnResume.ACCEPT)
+    """Seconds from a notice (SIGTERM, SIGINT, SIGUSR1, --run.notice, or the end of a Slurm job) in which the run saves
+    and stops. What takes longer is given up: the run says what the newest checkpoint is, and ends. 0: it takes the time
+    that it needs."""
+    notice: str = setting("", on_resume=OnResume.ACCEPT)
+    """Command for the shell that tells whether this machine is to be taken away, asked on each machine every 5 seconds.
+    Its status 0 stops the run as SIGTERM does; its output may say when the machine ends. Empty: none."""
     inspect_every: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
     """Steps between two lines of diagnostics.jsonl: of every weight its norm, the norm and a histogram of its gradient
     before clipping, the norm of its update, and the ratio of update to weight. In such a step the weights are held

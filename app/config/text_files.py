@@ -7,11 +7,12 @@ import zlib
 from pathlib import Path
 from typing import TextIO, cast
 
-HEAD = 1024
-"""Bytes that show whether a file is text in UTF-8."""
+from app.config.file_kinds import HEAD, kind_of, mistaken
+
 LONGEST = 100
 """Letters of a name or text in an error."""
-ZIP = b"PK\x03\x04"
+NO_MARKUP = (".csv", ".tsv", ".json", ".jsonl", ".yaml", ".yml", ".names", "classes.txt")
+"""How names of texts end that are no page, however they begin."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """The bytes that such files begin with."""
 UNREADABLE = (OSError, ValueError, EOFError, zlib.error)
@@ -23,11 +24,14 @@ def open_text(file: str | Path, newline: str | None = None) -> TextIO:
 
     Raises:
         OSError, EOFError, zlib.error: it cannot be opened, or is damaged, which may also show while it is read.
-        ValueError: it is UTF-16, or no text.
+        ValueError: it is UTF-16, or no text, or a page of the web in place of a table.
     """
     stream = cast(io.BufferedReader, (gzip.open if str(file).lower().endswith(".gz") else open)(file, "rb"))
     try:
-        refuse_other_encodings(stream.peek(HEAD)[:HEAD])
+        head = stream.peek(HEAD)[:HEAD]
+        refuse_other_encodings(head)
+        if str(file).lower().removesuffix(".gz").endswith(NO_MARKUP) and (told := mistaken("", head)):
+            raise ValueError(told)
     except BaseException:
         stream.close()
         raise
@@ -38,12 +42,10 @@ def refuse_other_encodings(head: bytes) -> None:
     """Refuse the first bytes of UTF-16 and UTF-32, which without a mark could pass for text with zeros between.
 
     Raises:
-        ValueError: they are such, or those of a zip file.
+        ValueError: they are such, or those of a file that is no text.
     """
-    if head.startswith(ZIP):
-        raise ValueError(
-            "it is a zip file, as Excel's are too, and no text: unpack it, or export the table as CSV UTF-8"
-        )
+    if (kind := kind_of(head)) is not None and not kind.is_text:
+        raise ValueError(f"it is {kind.what}, and no text: {kind.fix}")
     if head.startswith(UTF16) or b"\0" in head:
         written = "utf16" if head.startswith(UTF16) else "utf-16le"
         raise ValueError(f"it holds bytes as UTF-16 does, or is no text; {converted_from(written)}")

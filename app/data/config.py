@@ -1,6 +1,7 @@
 """Flags of the data, by kind of data. Importing this module loads none of the libraries that read data."""
 
 import datetime
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,16 +48,28 @@ class Streams:
     parquet, jsonl (also .gz and .zst) or tar files in the layout of WebDataset, by folder, pattern or URL (s3://,
     gs://, az://, https://, hf://). auto: URLs, tar files, and data that the disk of the cache has no room for."""
     window: int = setting(16, at_least=1)
-    """Chunks, such as row groups of parquet files, whose rows are shuffled together in each micro-batch of a step when
-    data are streamed. More mix better, and take more room in the cache."""
+    """Chunks, such as row groups of parquet files, whose rows are shuffled together for each micro-batch of a step when
+    data are streamed. A larger window mixes rows better, and needs more cache."""
+    sort_over: int = setting(1, at_least=1)
+    """Number of micro-batches whose streamed texts are sorted by length together, to pad less. It must divide the
+    micro-batches of a step. A process reads the rows of its whole group, so give at most what one machine computes in a
+    step."""
     cache_gb: float = setting(16.0, on_resume=OnResume.ACCEPT)
     """GB of disk that chunks of streamed data may take on each machine."""
+    # The file's name decides nothing. What it says is compared with the record of each checkpoint, by a rule of its own
+    # (checkpoints/resume.py): other weights hold from there on, and sources that are gone or others are refused.
     mix: str = setting("", on_resume=OnResume.ACCEPT)
     """A YAML file that names several sources, with the weight of each in what is trained on, in place of --data.path.
     A run that is resumed may have another mix from there on."""
+    # A run that a damaged chunk has ended may go on without it. No step before it would have been another one: each
+    # sample has the weight that it had, and one that is missing counts from the step on that misses it.
     bad: Literal["stop", "skip"] = setting("stop", on_resume=OnResume.ACCEPT)
-    """What a chunk of streamed data does that is damaged and stays so. stop: it ends the run; skip: its rows are left
-    out, on every layout alike, and counted."""
+    """What to do with a chunk of streamed data that is still damaged when it is fetched again. stop: end the run. skip:
+    leave out its rows, the same on every layout, and count them."""
+
+    def streams(self, must: Callable[[], bool]) -> bool:
+        """Tell whether --data.stream asks for data by chunks; `must` tells whether they can be read in no other way."""
+        return self.stream == "true" or (self.stream == "auto" and must())
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.data.rows import Digested, Rows, read_rows
+from app.data.rows import Digested, Rows, Sharded, read_rows
 from app.sampling.hashing import hash_of
 from app.sampling.permutation import permute
 from app.sampling.seeding import aside
@@ -33,6 +33,7 @@ def contents(data: Rows) -> dict[str, Any]:
         of `datasets.Dataset` does not count, because it depends on the times of cache files.)
         "rows": the digests of the fields of each row that was read, by the row's number.
         "random": the fields that differ between two readings.
+        "shards": the hashes of the files that the data set is read from, if it knows them: see Sharded.
         "models": the hashes of further models that belong to the data, such as a teacher, by their names in words: what
             the data set gives as `models`, a dict.
     """
@@ -51,6 +52,7 @@ def contents(data: Rows) -> dict[str, Any]:
         "own": fingerprint if isinstance(fingerprint, str) else None,
         "random": sorted(unstable),
         "rows": read,
+        "shards": data.shard_hashes() if isinstance(data, Sharded) else {},
         "models": dict(models) if isinstance(models, dict) else {},
     }
 
@@ -68,8 +70,20 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
         return f"{len(changed)} of {len(rows)} rows that were compared differ{inside}; the first is row {first}"
     # The fingerprint of data may include a model's.
     if before["own"] and now["own"] and before["own"] != now["own"] and not other_models(before, now):
-        return f"the hash of all rows was {before['own']}, now it is {now['own']}"
+        return changed_shard(before, now) or f"the hash of all rows was {before['own']}, now it is {now['own']}"
     return ""
+
+
+def changed_shard(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Name the first file that the contents of two data sets differ in, and say how; nothing if none is known."""
+    old, new = before.get("shards", {}), now.get("shards", {})
+    if not (old and new):
+        return ""
+    names = [*old, *(name for name in new if name not in old)]
+    first = next((name for name in names if old.get(name) != new.get(name)), "")
+    if "one of " in first:
+        return f"{first} is another one"
+    return first and f"{first} {'is gone' if first not in new else 'has changed' if first in old else 'is new'}"
 
 
 def other_models(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -1,9 +1,13 @@
 """What lies in folders of data: entries that systems and tools leave there, and the splits that names are for."""
 
 import os
-from collections.abc import Iterator
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from app.data.tables.splits import SPLITS, split_of
+from app.data.tables.splits import SPLITS, kind_of, split_of
+from app.errors import UserError
 
 LEFT = {"__macosx", "__pycache__", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "lost+found", "icon\r"}
 
@@ -13,23 +17,98 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in LEFT
 
 
+def words_in(name: str) -> list[str]:
+    """Return the words of a name as they are spelt: what lies between letters, in whatever script, parts them."""
+    # Systems write é as one character or as two; an accent without a letter of its own is part of the letter before.
+    composed = unicodedata.normalize("NFC", name)
+    return "".join(each if unicodedata.category(each)[0] in "LM" else " " for each in composed).split()
+
+
 def split_in(name: str) -> str:
     """Return the split that a file or folder is for, by the words of its name; nothing if these do not say."""
-    words = "".join(letter if letter.isalpha() else " " for letter in name.lower()).split()
+    words = words_in(name.lower())
     return next((split_of(split) for split in SPLITS if split in words), "")
+
+
+def splits_by_name(names: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Return which of train, validation and test each file of a data set is named for: none, one, or several.
+
+    This follows datasets: files such as data/train-00000-of-00002.parquet have names of splits, and where there are
+    any, no other name counts; a name that is no word for a split stands for itself. Else words in the names of folders
+    count, and only where there are none, words in the names of files.
+
+    Args:
+        names: below the folder of the data set, with slashes.
+    """
+    if whole := {name: match[1] for name in names if (match := _NUMBERED.fullmatch(name))}:
+        return {name: frozenset([kind_of(whole[name]) or whole[name]] if name in whole else []) for name in names}
+    by_folder = {name: _kinds_in(name.split("/")[:-1]) for name in names}
+    if any(by_folder.values()):
+        return by_folder
+    return {name: _kinds_in([name.rpartition("/")[2].rpartition(".")[0]]) for name in names}
+
+
+_NUMBERED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*", re.ASCII)
+
+
+def _kinds_in(parts: Sequence[str]) -> frozenset[str]:
+    return frozenset(kind_of(word) for part in parts for word in words_in(part.lower())) - {""}
+
+
+class Below(NamedTuple):
+    """What lies below a folder and is no folder, or is one that cannot be followed."""
+
+    parts: tuple[str, ...]
+    """Its path there."""
+    trouble: str
+    """Why it is no file that can be read; empty if it is one."""
+    linked: bool
+    """Whether a folder above it is a link."""
+
+    @property
+    def name(self) -> str:
+        """Return its path with slashes."""
+        return "/".join(self.parts)
+
+
+def entries_below(folder: str) -> Iterator[Below]:
+    """Yield what lies below a folder, following links, without what is hidden: files first, then those of folders.
+
+    Raises:
+        UserError: a folder cannot be listed.
+    """
+    yield from _below(folder, (), {}, linked=False)
+
+
+def _below(folder: str, parts: tuple[str, ...], seen: dict[str, tuple[str, ...]], linked: bool) -> Iterator[Below]:
+    real = os.path.realpath(folder)
+    if (first := seen.setdefault(real, parts)) != parts:
+        if parts[: len(first)] != first:  # else it leads back up
+            yield Below(parts, f"is {'/'.join(first)} by another name", linked)
+        return
+    try:
+        with os.scandir(folder) as scan:
+            entries = sorted((each for each in scan if not is_hidden(each.name)), key=lambda each: each.name)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be listed: {error.strerror or error}") from None
+    inner = []
+    for each in entries:
+        if _is(each, os.DirEntry.is_dir):
+            inner.append(each)
+        else:
+            trouble = "is a link that leads nowhere" if each.is_symlink() else "is a pipe, a socket or a device"
+            yield Below((*parts, each.name), "" if _is(each, os.DirEntry.is_file) else trouble, linked)
+    for each in inner:
+        yield from _below(each.path, (*parts, each.name), seen, linked or each.is_symlink())
+
+
+def _is(entry: os.DirEntry[str], kind: Callable[[os.DirEntry[str]], bool]) -> bool:
+    try:
+        return kind(entry)
+    except OSError:  # a link in a circle, or to where this user may not look
+        return False
 
 
 def files_below(folder: str) -> Iterator[tuple[str, ...]]:
     """Yield the path of each file below a folder as its parts, following links, without what is hidden."""
-    seen = set()
-    for top, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(top)
-        if real in seen:  # a link leads back up, or to a folder that another name has too
-            folders[:] = []
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not is_hidden(name))
-        inner = () if top == folder else tuple(os.path.relpath(top, folder).split(os.sep))
-        for name in sorted(names):
-            if not is_hidden(name) and os.path.isfile(os.path.join(top, name)):
-                yield (*inner, name)
+    return (each.parts for each in entries_below(folder) if not each.trouble)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from app.config.file_kinds import head_of, mistaken
 from app.config.text_files import UNREADABLE, why
 from app.config.text_files import open_text as open_text  # for the readers of data
 from app.config.text_files import refuse_other_encodings as refuse_other_encodings
@@ -99,7 +100,7 @@ def naming(file: str | Path, *more: type[BaseException]) -> Iterator[None]:
     except UnreadableError:
         raise
     except damage as error:
-        raise UnreadableError(str(file), why(error)) from error
+        raise UnreadableError(str(file), _reason(str(file), error)) from error
 
 
 @contextlib.contextmanager
@@ -134,9 +135,19 @@ def near(path: str, only_close: bool = False) -> str:
     return f"; {folder} has {', '.join(shown[:8])}{more}"
 
 
-def unreadable(flag: str, path: str, error: BaseException, advice: str = "") -> UserError:
-    """Return the UserError for data that their reader refuses, with the reader's reason."""
-    return UserError(f"{flag} {path}: cannot be read: {why(error)}{advice and f'; {advice}'}")
+def unreadable(flag: str, path: str, error: BaseException, advice: str = "", head: bytes | None = None) -> UserError:
+    """Return the UserError for data that their reader refuses, with the reader's reason, or with what they really are.
+
+    Args:
+        advice: what the user can do, to end the message with.
+        head: the first bytes of a file that is not on a disk.
+    """
+    return UserError(f"{flag} {path}: cannot be read: {_reason(path, error, head)}{advice and f'; {advice}'}")
+
+
+def _reason(file: str, error: BaseException, head: bytes | None = None) -> str:
+    """Say why a file cannot be read: it is something else than its name says, or else what its reader says."""
+    return mistaken(file, head_of(file) if head is None else head) or why(error)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Rows of a data set: read by their numbers, and stacked into batches."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from app.data.streams.chunk_cache import ReadByChunks
-    from app.sampling.batch_plan import BatchPlan
+    from app.sampling.batch_plan import BatchPlan, Length, Weigh
     from app.sampling.orders import Order
 
 # The target that counts nowhere: the value that torch's losses leave out.
@@ -96,6 +96,27 @@ class Digested(Protocol):
     def digested(self) -> Sequence[int]:
         """Return their numbers: none if its `fingerprint` says all."""
         ...
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A data set that is read from several files, and knows what is in each."""
+
+    def shard_hashes(self) -> dict[str, str]:
+        """Return a hash of each file, or of some neighbouring ones if there are many, by what messages call them."""
+        ...
+
+
+class Measures(NamedTuple):
+    """What is known of a row only when it is read."""
+
+    weigh: "Weigh | None" = None
+    """Weighs a row; None: all weigh 1, and none is missing."""
+    length: "Length | None" = None
+    """Returns how long a row is, to sort by; None: all are of one length."""
+
+
+NO_MEASURES = Measures()
 
 
 def read_rows(data: Rows, ids: Sequence[int]) -> list[Any]:

@@ -13,6 +13,8 @@ _LACKS = {
     "--run.audit": "DeepSpeed's engine keeps the weights to itself; use an fsdp or ddp profile",
     "--run.dir in a bucket": "DeepSpeed's engine reads its checkpoints from a disk; use an fsdp or ddp profile",
     "--run.inspect-every": "DeepSpeed's engine keeps gradients to itself; use an fsdp or ddp profile",
+    "--data.bad skip": "no sample of a step can be read, and DeepSpeed's engine updates in its backward pass, so the "
+    "step cannot be left out; use an fsdp or ddp profile, or put good copies of the shards in their place",
     "--run.nonfinite skip": "DeepSpeed's engine updates in its backward pass, so no step can be left out; use an fsdp "
     "or ddp profile",
 }

@@ -37,7 +37,7 @@ class DesyncCheck:
             if other != plans_and_places[0][0]:
                 raise UserError(
                     f"rank {rank} would go through other samples than rank 0: give every rank the same data, in the "
-                    "same order, and the same flags"
+                    "same order, the same flags, and, if there is one, the same file of --data.mix"
                 )
         # Ranks with the same text have the same shards of all weights.
         self.places = [str(place) for _, place in plans_and_places]

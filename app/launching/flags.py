@@ -12,7 +12,8 @@ import yaml
 
 from app.config import as_flag, check_numbers, each_field, flatten
 from app.config.text_files import UNREADABLE, open_text, why
-from app.errors import UserError
+from app.config.yaml_files import AsWritten
+from app.errors import UserError, printable
 from app.launching import other_names, program
 from app.launching.dropped_output import outlive_readers
 
@@ -113,6 +114,7 @@ def _name_positionals(options_class: type["DataclassInstance"]) -> None:
 
 
 # tyro does not know the flag.
+_COMMAND = "--run.notice"  # the flag that a shell reads
 _ABOUT_FILES = "--config FILE reads flags from a YAML file, such as a run's config.yaml, before these."
 
 
@@ -200,28 +202,48 @@ def _expand_file(words: list[str]) -> list[str]:
         else:
             rest.append(word)
         position += 1
+    _check_commands(flags, rest)
     return flags + rest
 
 
+def _check_commands(of_files: list[str], typed: list[str]) -> None:
+    """Refuse a file that names a command to run here, as such a file may be somebody else's.
+
+    Raises:
+        UserError: it does, and the command line says nothing of it.
+    """
+    words = [word for word in of_files if word != f"{_COMMAND}=" and _name_of(word) == _COMMAND]  # items of lists too
+    if words and _COMMAND not in map(_name_of, typed):
+        raise UserError(
+            f"--config: the file has a command, {printable(words[-1])}, and no command of a file is run: give "
+            f"{_COMMAND} on the command line too, or {_COMMAND}= to run none"
+        )
+
+
+def _name_of(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
+
+
 def _read_fields(path: str) -> dict:
-    loaded = read_yaml("--config", path)
+    loaded = read_yaml("--config", path, loader=AsWritten)  # flags take words: `no` may be a class
     if not isinstance(loaded or {}, dict):
         raise UserError(f"--config {path}: expected fields with values, found {type(loaded).__name__}")
     return loaded or {}
 
 
-def read_yaml(flag: str, path: str, advice: str = "") -> Any:
+def read_yaml(flag: str, path: str, advice: str = "", loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Read the YAML file that a flag names.
 
     Args:
         advice: what to do if it cannot be read; ends the message.
+        loader: what its words are.
 
     Raises:
         UserError: it cannot be read, or is not YAML.
     """
     try:
         with open_text(path) as stream:
-            return yaml.safe_load(stream.read())
+            return yaml.load(stream.read(), loader)
     except OSError as error:
         raise UserError(f"{flag} {path}: {error.strerror or error}{advice}") from None
     except (yaml.YAMLError, *UNREADABLE, RecursionError) as error:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,16 @@ class Profile:
         troubles += [(f"{key}: accelerate does not know it", "remove it or correct its name") for key in _unknown(self)]
         return [*troubles, *supported.troubles(self.asked), *_of_processes(self), *_of_values(self)]
 
+    def over(self, machines: int, processes: int = 0) -> "Profile":
+        """Return this profile for another number of machines.
+
+        Args:
+            processes: their number on all machines together; 0: as it is.
+        """
+        count = processes or self.processes
+        name = f"{self.file.stem}:{processes}" if processes else self.name
+        return replace(self, name=name, processes=count, settings={**self.settings, "num_machines": machines})
+
     def check(self) -> None:
         """Refuse it if it has a setting that cannot work.
 
@@ -226,6 +236,9 @@ def _of_kind(profile: Profile) -> Iterator[tuple[str, str]]:
         yield f"distributed_type NO: starts one process, not {profile.processes}", fix
     elif kind == "MULTI_CPU" and profile.processes > 1:
         yield "distributed_type MULTI_CPU: starts one process", "write MULTI_GPU and use_cpu: true"
+    by = profile.section("deepspeed_config").get("deepspeed_multinode_launcher") or "pdsh"  # accelerate's own choice
+    if profile.zero_stage and profile.machines > 1 and by != "standard":
+        yield f"deepspeed_multinode_launcher {by}: would start the processes", "write standard, below deepspeed_config"
     if profile.section("mpirun_config").get("mpirun_hostfile"):
         yield "mpirun_hostfile: mpirun would start the processes", "write MULTI_GPU, as ddp_2nodes.yaml does"
 

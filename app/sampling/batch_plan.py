@@ -40,6 +40,11 @@ class CountedWeights(Protocol):
 
 
 Weights = np.ndarray | CountedWeights
+"""The weights of all samples in the loss, by their numbers."""
+Weigh = Callable[[Any], float]
+"""Returns the weight of a sample in the loss, as it is read."""
+Length = Callable[[Any], int]
+"""Returns the length of a sample, as it is read."""
 
 
 class Turn(NamedTuple):
@@ -88,8 +93,8 @@ class BatchPlan:
         made: the number of steps made so far. The plan does not know which of them were short and assumes the last
             ones; only questions about those steps depend on this.
         ramp: the parts of a Ramp: sizes of the global batch in the first steps, at most `global_batch`.
-        own_order: the order of the samples, with one lane or as many as a full step has micro-batches, if the data
-            have one of their own; default: each epoch has a permutation.
+        own_order: the order of the samples, with one lane, or with one for each micro-batch of a full step or for each
+            `sort_over` of them, if the data have one of their own; default: each epoch has a permutation.
     """
 
     samples: int
@@ -283,23 +288,40 @@ class BatchPlan:
                 turns_here.append(Turn(index, *located(repeated), 0.0, idle=True))
         return Step(step, turns_here, len(weights), sum(weights))
 
-    def coming(self, step: int, rank: int, ranks: int) -> np.ndarray:
+    def coming(self, step: Step, index: int, rank: int, ranks: int) -> np.ndarray:
         """Return ids of samples, int64: those of a rank's turns in a step, and others that are near what comes next.
 
         An order by chunks names one sample of each chunk; any other one names none besides the step's own.
+
+        Args:
+            step: what `step` returns for `index`, `rank` and `ranks`.
         """
-        dealt = self.step(step, rank, ranks).turns
         if self.order.lanes > 1:
-            numbers = self._by_lanes(step)
-            own = [numbers[turn.index] for turn in dealt if not turn.idle]
+            numbers = self._by_lanes(index)
+            dealt = [turn.index for turn in step.turns if not turn.idle]
+            read = {number for micro in dealt for number in self.sorted_with(micro, len(numbers))}
+            own = [numbers[number] for number in sorted(read)]
         else:
-            own = [np.arange(self.seen(step), self.seen(step + 1))]
+            own = [np.arange(self.seen(index), self.seen(index + 1))]
         following = self.order.coming(np.concatenate(own), self.total) if own else np.zeros(0, np.int64)
-        return np.concatenate([*(turn.ids for turn in dealt), following])
+        return np.concatenate([*(turn.ids for turn in step.turns), following])
+
+    def sorted_with(self, index: int, count: int) -> range:
+        """Return the micro-batches, of `count`, that one is sorted with when their rows are read, and itself."""
+        first = index - index % self.order.sort_over
+        return range(first, min(first + self.order.sort_over, count))
+
+    def located(self, step: int, micro_batches: range) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the sample ids and the epochs of some micro-batches of a step, as `micro_batches` of all."""
+        if self.order.lanes == 1:
+            return self.micro_batches(step)[micro_batches.start : micro_batches.stop]
+        numbers = self._by_lanes(step)
+        return [self.order.locate(numbers[index]) for index in micro_batches]
 
     def _by_lanes(self, step: int) -> list[np.ndarray]:
         """Return the samples of each micro-batch of a step, if the order has lanes."""
-        return micro_batches(self.seen(step), self.seen(step + 1), self.order.lanes, self.micro_batch)
+        order = self.order
+        return micro_batches(self.seen(step), self.seen(step + 1), order.lanes, self.micro_batch, order.sort_over)
 
 
 def batch_sizes(settings: RunConfig) -> Ramp:
@@ -348,7 +370,8 @@ class EvaluationPlan:
         turn = Turn(index, ids, np.zeros_like(ids), 0.0 if idle else weight, idle)
         return Step(EVALUATION, [turn], 1, turn.weight)
 
-    def coming(self, step: int, rank: int, ranks: int) -> np.ndarray:
-        """Return the ids of a rank's samples in a turn and in those that come next, int64."""
-        turns = range(step, min(step + COMING, self.steps(ranks)))
-        return np.concatenate([self.step(turn, rank, ranks).turns[0].ids for turn in turns])
+    def coming(self, step: Step, index: int, rank: int, ranks: int) -> np.ndarray:
+        """Return the ids of a rank's samples in a turn and in those that come next, int64; as of BatchPlan."""
+        following = range(index + 1, min(index + COMING, self.steps(ranks)))
+        turns = [*step.turns, *(self.step(turn, rank, ranks).turns[0] for turn in following)]
+        return np.concatenate([turn.ids for turn in turns])

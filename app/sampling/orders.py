@@ -1,8 +1,8 @@
 """In which order a run goes through rows: which row sample t of the run is, and in which of the row's epochs.
 
-Every order is a pure function of the sample's number, which counts on from epoch to epoch. An order with K lanes
-(`lanes`) has one for each micro-batch of a full step, so that what a micro-batch reads lies close together; an order
-with one lane lets any micro-batch have any row.
+Every order is a pure function of the sample's number, which counts on from epoch to epoch. An order with several lanes
+(`lanes`) has one for each micro-batch of a full step, or for each few of them, so that what a micro-batch reads lies
+close together; an order with one lane lets any micro-batch have any row.
 """
 
 from abc import ABC, abstractmethod
@@ -15,6 +15,7 @@ import numpy as np
 from app.sampling import permutation
 from app.sampling.hashing import hash_of_bytes, key_of
 from app.sampling.mixture import Mixture, Part
+from app.sampling.pieces import Pieces
 from app.sampling.seeding import seed_of
 from app.sampling.stream_order import StreamOrder
 
@@ -25,6 +26,8 @@ class Order(ABC):
     rows: int
     """Of an epoch; their ids are from 0 to rows - 1."""
     lanes: int = 1
+    sort_over: int = 1
+    """Micro-batches of a step that share a lane: they may be sorted by length together, when their rows are read."""
     fingerprint: str = ""
     """Hash of what decides the order, besides the seed and the number of rows."""
     mix: str = ""
@@ -69,12 +72,12 @@ class Shuffled(Order):
 class ByChunks(Order):
     """Rows that are read by chunks, in the order of a StreamOrder; an id counts the rows of the chunks before too."""
 
-    def __init__(self, sizes: np.ndarray, lanes: int, window: int, seed: int):
-        """Take the rows of each chunk; the arguments are those of StreamOrder."""
+    def __init__(self, sizes: np.ndarray, lanes: int, window: int, seed: int, sort_over: int = 1):
+        """Take the rows of each chunk; the other arguments are those of StreamOrder and of Order."""
         self._order = StreamOrder(sizes, lanes, window, seed)
-        self._first = np.cumsum(self._order.sizes) - self._order.sizes
-        self.rows, self.lanes = self._order.rows, lanes
-        self.fingerprint = key_of("chunks", hash_of_bytes([np.asarray(sizes, "<i8")]), window)
+        self._first = Pieces.of(self._order.sizes).first
+        self.rows, self.lanes, self.sort_over = self._order.rows, lanes, sort_over
+        self.fingerprint = key_of("chunks", hash_of_bytes([np.asarray(sizes, "<i8")]), window, sort_over)
 
     def locate(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = self._order.locate(samples)
@@ -88,8 +91,8 @@ class ByChunks(Order):
         return self._order.chunks_of(lane, epoch)
 
 
-class Source(NamedTuple):
-    """A source of a mixture."""
+class SourceOrder(NamedTuple):
+    """A source of a mixture, and the order of its rows."""
 
     name: str
     order: Order
@@ -100,7 +103,7 @@ class Source(NamedTuple):
 class Mixed(Order):
     """Several orders, mixed by quotas. The ids of a source follow those of the sources before it."""
 
-    def __init__(self, sources: Sequence[Source], parts: Sequence[Part], lanes: int):
+    def __init__(self, sources: Sequence[SourceOrder], parts: Sequence[Part], lanes: int):
         """Mix sources.
 
         Args:
@@ -113,10 +116,11 @@ class Mixed(Order):
         if any(each.order.lanes not in (1, lanes) for each in sources) or len(parts[0].weights) != len(sources):
             raise ValueError("sources do not fit the mixture: they must be as many, with its lanes, or with one")
         self.sources, self.lanes = tuple(sources), lanes
+        self.sort_over = max(each.order.sort_over for each in sources)
         self.mixture = Mixture(parts, lanes)
         self.parts = self.mixture.parts
-        self.rows = sum(each.order.rows for each in sources)
-        self._first = np.cumsum([0, *(each.order.rows for each in sources)])
+        self._pieces = Pieces.of([each.order.rows for each in sources])
+        self.rows = self._pieces.rows
         self._ends: dict[int, np.ndarray] = {}
         self.fingerprint = self.fingerprint_of(len(sources))
         self.mix = key_of(lanes, *self.parts)
@@ -135,13 +139,15 @@ class Mixed(Order):
 
     def rows_of(self, sources: int) -> int:
         """Count the rows of the first sources."""
-        return int(self._first[sources])
+        return int(self._pieces.borders[sources])
 
-    def going_on(self, before: Sequence[Part], seen: int) -> "Mixed":
+    def going_on(self, before: Sequence[Part], seen: int, short: int = 0) -> "Mixed":
         """Return the order of a run that had another mix in its first `seen` samples, and has this one from there on.
 
         Args:
             before: its parts, of the first of these sources.
+            short: samples missing from its steps so far, as of BatchPlan: parts begin with a step, so that many
+                samples earlier than they do if all steps are full.
         """
         new = len(self.sources) - len(before[0].weights)
         past = [
@@ -149,8 +155,9 @@ class Mixed(Order):
             for part in before
             if part.start < seen or not part.start
         ]
-        here = [part for part in self.parts if part.start <= seen][-1]
-        later = [part for part in self.parts if part.start > seen]
+        parts = [part._replace(start=part.start - short) for part in self.parts]
+        here = [part for part in parts if part.start <= seen][-1]
+        later = [part for part in parts if part.start > seen]
         if not seen:
             return self
         if past[-1][1:] != here[1:]:
@@ -163,7 +170,7 @@ class Mixed(Order):
         for source in np.unique(origins.sources).tolist():
             here = origins.sources == source
             found, epochs[here] = self.sources[source].order.locate(origins.samples[here])
-            ids[here] = self._first[source] + found
+            ids[here] = self._pieces.first[source] + found
         return ids, epochs
 
     def coming(self, samples: np.ndarray, end: int) -> np.ndarray:
@@ -173,12 +180,12 @@ class Mixed(Order):
         for source, following in enumerate(self.mixture.following(samples)):
             if len(following):
                 last = int(self._ends[end][source])
-                ids.append(self._first[source] + self.sources[source].order.coming(following, last))
+                ids.append(self._pieces.first[source] + self.sources[source].order.coming(following, last))
         return np.concatenate(ids)
 
     def source_of(self, ids: np.ndarray) -> np.ndarray:
         """Return of which source ids are."""
-        return np.searchsorted(self._first, ids, side="right") - 1
+        return self._pieces.piece_of(ids)
 
     def counts(self, samples: int) -> dict[str, int]:
         """Count those of the first `samples` samples that each source has given, by its name."""

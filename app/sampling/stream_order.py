@@ -20,6 +20,7 @@ import numpy as np
 
 from app.sampling.lanes import dealt, edges
 from app.sampling.permutation import LARGEST, permute
+from app.sampling.pieces import Pieces
 from app.sampling.seeding import seed_of
 
 # Places of a window that are permuted together: a call of `permute` costs more than its work on the few of one step.
@@ -43,16 +44,8 @@ class _Line(NamedTuple):
     epoch: int
     order: np.ndarray
     """Chunks, in their order in the line: int32."""
-    ends: np.ndarray
-    """For each place in that order, the rows up to the end of its chunk: int64."""
-
-    def starts(self, chunks: np.ndarray) -> np.ndarray:
-        """Return the first place of chunks, which are given by their places in the order."""
-        return np.where(chunks > 0, self.ends[chunks - 1], 0)
-
-    def chunk_at(self, places: np.ndarray) -> np.ndarray:
-        """Return in which chunk places are, as its place in the order; chunks without rows are passed over."""
-        return np.searchsorted(self.ends, places, side="right")
+    pieces: Pieces
+    """The chunks in that order, of which a place in the line is a row."""
 
 
 class StreamOrder:
@@ -105,7 +98,7 @@ class StreamOrder:
     def chunks_of(self, lane: int, epoch: int) -> np.ndarray:
         """Return the chunks that a lane reads in an epoch, in the order of reading, int64."""
         line, (begin, end) = self._line(epoch), self._borders(epoch)[lane : lane + 2]
-        first, last = line.chunk_at(np.array([begin, end - 1]))
+        first, last = line.pieces.piece_of(np.array([begin, end - 1]))
         chunks = line.order[first : last + 1] if begin < end else line.order[:0]
         return chunks[self.sizes[chunks] > 0].astype(np.int64)
 
@@ -122,7 +115,7 @@ class StreamOrder:
             epoch = last // self.rows
             line, (begin, close) = self._line(epoch), self._borders(epoch)[lane : lane + 2]
             place = begin + last // self.lanes - dealt(epoch * self.rows, lane, self.lanes)
-            first, at, final = line.chunk_at(np.array([begin, place, close - 1])).tolist()
+            first, at, final = line.pieces.piece_of(np.array([begin, place, close - 1])).tolist()
             low = first + (at - first) // self.window * self.window
             chunks.append(line.order[low : min(low + 2 * self.window, final + 1)].astype(np.int64))
             if low + self.window > final and (epoch + 1) * self.rows < end:
@@ -137,13 +130,14 @@ class StreamOrder:
         first, end = borders[lane], borders[lane + 1]
         places = first + samples // self.lanes - dealt(epoch * self.rows, lane, self.lanes)
         # Windows are counted from the lane's first chunk, and end with the lane.
-        first_chunks = line.chunk_at(first)
-        low = first_chunks + (line.chunk_at(places) - first_chunks) // self.window * self.window
+        pieces = line.pieces
+        first_chunks = pieces.piece_of(first)
+        low = first_chunks + (pieces.piece_of(places) - first_chunks) // self.window * self.window
         high = np.minimum(low + self.window, len(self.sizes))
-        begins, ends = np.maximum(first, line.starts(low)), np.minimum(end, line.ends[high - 1])
+        begins, ends = np.maximum(first, pieces.borders[low]), np.minimum(end, pieces.borders[high])
         places = self._permuted(epoch, places, begins, ends)
-        chunks = line.chunk_at(places)
-        return line.order[chunks], places - line.starts(chunks)
+        chunks, rows = pieces.places_of(places)
+        return line.order[chunks], rows
 
     def _permuted(self, epoch: int, places: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return other places for places in the line, each in its window, which goes from `begins` to `ends`."""
@@ -169,7 +163,8 @@ class StreamOrder:
             if line.epoch == epoch:
                 return line
         self._lines = self._lines[-1:]  # before the new one takes memory
-        order, ends = np.empty(len(self.sizes), np.int32), np.empty(len(self.sizes), np.int64)
+        order, borders = np.empty(len(self.sizes), np.int32), np.zeros(len(self.sizes) + 1, np.int64)
+        ends = borders[1:]
         seed = seed_of(self.seed)  # of one number, where the seed of a window is of two
         for start in range(0, len(order), ORDERED):
             part = slice(start, start + ORDERED)
@@ -177,7 +172,7 @@ class StreamOrder:
             order[part] = permute(numbers, len(order), seed, epoch)
             ends[part] = self.sizes[order[part]]
         np.cumsum(ends, out=ends)
-        line = _Line(epoch, order, ends)
+        line = _Line(epoch, order, Pieces(borders))
         self._lines = (*self._lines, line)
         return line
 

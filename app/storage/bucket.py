@@ -197,12 +197,12 @@ class BucketStorage(Storage):
             raise self._missing(name)
         return io.BufferedReader(_Ranges(self._objects, about), buffer_size=128 << 10)
 
-    def read(self, name: str, start: int = 0, length: int = -1, follow: bool = False) -> bytes:
+    def read(self, name: str, start: int = 0, length: int = -1, follow: bool = False, tag: str = "") -> bytes:
         if self._is_staged(name):
-            return self._staged.read(name, start, length)
+            return self._staged.read(name, start, length, tag=tag)
         if length == 0:
             return b""
-        return self._objects.get(self._key(name), start, None if length < 0 else start + length)[0]
+        return self._objects.get(self._key(name), start, None if length < 0 else start + length, tag)[0]
 
     def version(self, name: str) -> tuple[bytes, str]:
         data, about = self._objects.get(self._key(name))

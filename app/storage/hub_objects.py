@@ -7,11 +7,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from app.storage.objects import About, Objects
+from app.storage.addresses import Address
+from app.storage.interface import Changed
+from app.storage.objects import PATIENCE, About, Objects, Patience
 
 
 class HubObjects(Objects):
     """What a data set's repository holds, by paths that begin with its name."""
+
+    def __init__(self, root: Address, patience: Patience = PATIENCE):
+        super().__init__(root, patience)
+        self._committed: dict[tuple[str, str], str] = {}
 
     def check_writable(self) -> None:
         raise OSError(errno.EROFS, "the Hub is only read", str(self._root))
@@ -22,10 +28,28 @@ class HubObjects(Objects):
         return None
 
     def get(self, key: str, start: int = 0, end: int | None = None, tag: str = "") -> tuple[bytes, About]:
-        """See `Objects.get`; the tag is not looked at: a revision in the URL keeps contents as they are."""
+        """See `Objects.get`. With a tag, what is read is the file as the commit that has made it left it."""
         with self._errors(key):
-            data = self._asked("cat_file", key, start=start, end=end, cache_type="none")  # it would read ahead
+            place = self._of_commit(key, tag) if tag else key
+            data = self._asked("cat_file", place, start=start, end=end, cache_type="none")  # it would read ahead
             return data, About(key, start + len(data), 0.0, tag, tag)
+
+    def _of_commit(self, key: str, tag: str) -> str:
+        """Return the key of a file in the commit that has made it, which nobody can change: asked for once.
+
+        Raises:
+            Changed: the file has another tag by now.
+        """
+        if (key, tag) not in self._committed:
+            info = self._asked("info", key, refresh=True, expand_info=True)
+            if info["blob_id"] != tag:
+                raise Changed(f"{self.url(key)} was changed")
+            organization, name, inner = key.split("/", 2)
+            commit = info.get("last_commit")
+            self._committed[key, tag] = (
+                f"{organization}/{name.partition('@')[0]}@{commit.oid}/{inner}" if commit else key
+            )
+        return self._committed[key, tag]
 
     def below(self, folder: str) -> Iterator[About]:
         with self._errors(folder):

@@ -220,11 +220,18 @@ class Storage(ABC):
             OSError: it cannot be opened.
         """
 
-    def read(self, name: str, start: int = 0, length: int = -1, follow: bool = False) -> bytes:
-        """Read a range of a file, which ends where the file does. A length of -1: all the rest. Errors as in `open`."""
-        with self.open(name, follow) as file:
-            file.seek(start)
-            return file.read(length)
+    @abstractmethod
+    def read(self, name: str, start: int = 0, length: int = -1, follow: bool = False, tag: str = "") -> bytes:
+        """Read a range of a file, which ends where the file does. A length of -1: all the rest.
+
+        Args:
+            follow: as of `open`.
+            tag: the one that the file has in its `entry`, and must still have; empty: any.
+
+        Raises:
+            Changed: it has another one.
+            OSError: it cannot be read.
+        """
 
     def read_text(self, name: str, follow: bool = False) -> str:
         """Read a file of text.

@@ -99,6 +99,15 @@ class LocalStorage(Storage):
     def open(self, name: str, follow: bool = False) -> BinaryIO:
         return open(self._path(name) if follow else open_plain(self._path(name)), "rb")
 
+    def read(self, name: str, start: int = 0, length: int = -1, follow: bool = False, tag: str = "") -> bytes:
+        with self.open(name, follow) as file:
+            file.seek(start)
+            data = file.read(length)
+            # Afterwards: whoever has written into the file before or meanwhile has changed its time.
+            if tag and tag != entry_of(name, os.fstat(file.fileno())).tag:
+                raise Changed(f"{self._path(name)} was changed")
+            return data
+
     def version(self, name: str) -> tuple[bytes, str]:
         data = self.read(name)
         return data, _version_of(data)

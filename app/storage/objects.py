@@ -11,6 +11,8 @@ import io
 import os
 import re
 import secrets
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -31,6 +33,8 @@ _BEYOND = errno.ERANGE  # for a range that begins at the end of an object or beh
 _SMALL = 1 << 20  # bytes up to which a copy goes through this process: fewer requests
 _PARTS = 9000  # of a file at most; S3 allows 10,000
 _WRITER = "samestepwriter"  # letters alone: Azure refuses hyphens in it, and proxies lose underscores
+_WEAK = "W/"
+"""How an ETag begins that is none for conditions: with it, If-Match is always refused."""
 ABSENT = ""
 """The version of an object that is not there."""
 
@@ -48,6 +52,8 @@ class Patience(NamedTuple):
     """Seconds before the second try. The next waits grow by half from one to the next on average."""
     longest_wait: float = 5.0
     """Seconds between two tries at most: a store that is back is soon asked again."""
+    quiet: float = 10.0
+    """Seconds after which the user is told, once, that a store does not answer: its address may be wrong."""
 
 
 PATIENCE = Patience()
@@ -80,6 +86,14 @@ class _Runtime:
         self._process: int | None = None
         self.stores: dict[Any, Any] = {}
         """What this process has connected to, by bucket, patience and what the environment says: connections last."""
+        self._told: set[str] = set()
+
+    def tell(self, place: str, seconds: float) -> None:
+        """Tell the user, once for each place, that a store does not answer; `seconds`: how long it is asked still."""
+        if place not in self._told:
+            self._told.add(place)
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+            print(f"waiting for {place}, which does not answer; it is asked until {until}", file=sys.stderr, flush=True)
 
     def start(self) -> ModuleType:
         """Import obstore.
@@ -138,9 +152,11 @@ class Objects:
         """
         try:
             with self._errors(key) as obstore:
-                if not writer:
-                    return self._about(obstore.head(self._connected(), key))
-                result = obstore.get(self._connected(), key, options={"head": True})
+                store = self._connected()
+                with self._telling():
+                    if not writer:
+                        return self._about(obstore.head(store, key))
+                    result = obstore.get(store, key, options={"head": True})
                 return self._about(result.meta)._replace(writer=result.attributes.get(_WRITER, ""))
         except FileNotFoundError:
             return None
@@ -155,17 +171,19 @@ class Objects:
             Changed: it has another one.
             OSError: it cannot be read.
         """
-        options: dict[str, Any] = {"if_match": tag} if tag else {}
+        options: dict[str, Any] = {"if_match": tag} if tag and not tag.startswith(_WEAK) else {}
         if start or end is not None:
             options["range"] = {"offset": start} if end is None else (start, end)
         for wait in self._waits():
             try:
                 with self._errors(key) as obstore:
-                    result = obstore.get(self._connected(), key, options=options)
+                    store = self._connected()
+                    with self._telling():
+                        result = obstore.get(store, key, options=options)
                     with contextlib.suppress(obstore.exceptions.BaseError):  # the body has broken off
                         data, (first, last) = bytes(result.bytes()), result.range
                         if len(data) == last - first:
-                            return data, self._about(result.meta)
+                            return data, self._with_tag(tag, self._about(result.meta))
             except OSError as error:
                 if error.errno != _BEYOND:
                     raise
@@ -174,6 +192,16 @@ class Objects:
                     return b"", about
             time.sleep(wait)
         raise OSError(errno.EIO, "the store sends less than it says, again and again", self.url(key))
+
+    def _with_tag(self, tag: str, about: About) -> About:
+        """Check an ETag once more where it came with the contents: not all stores keep conditions.
+
+        Raises:
+            Changed: it is another one than was asked for.
+        """
+        if tag and about.tag and about.tag != tag:
+            raise Changed(f"{self.url(about.key)} was changed")
+        return about
 
     def put(self, key: str, data: bytes, over: str | None = None) -> str:
         """Write an object, and return its version.
@@ -273,7 +301,8 @@ class Objects:
                     if stream is None:
                         listing = obstore.list(self._connected(), folder or None, offset=last, chunk_size=1000)
                         stream = iter(listing)
-                    return [self._about(each) for each in next(stream, [])]
+                    with self._telling():
+                        return [self._about(each) for each in next(stream, [])]
                 except obstore.exceptions.BaseError:
                     stream = None  # it goes on behind the last one
                     raise
@@ -287,7 +316,9 @@ class Objects:
 
         def look() -> Any:
             with self._errors(folder) as obstore:
-                return obstore.list_with_delimiter(self._connected(), folder or None)
+                store = self._connected()
+                with self._telling():
+                    return obstore.list_with_delimiter(store, folder or None)
 
         result = self._again(look)
         folders, objects = list(result["common_prefixes"]), [self._about(each) for each in result["objects"]]
@@ -316,7 +347,7 @@ class Objects:
 
     def _connect(self, obstore: ModuleType) -> Any:
         patience, more = self._patience, {}
-        endpoint = next((os.environ[name] for name in _ENDPOINTS if name in os.environ), "")
+        endpoint = self._endpoint()
         if self._root.scheme == "s3":
             more["copy_if_not_exists"] = "multipart"  # a copy on a condition, which S3 has only in this form
         return obstore.store.from_url(
@@ -340,6 +371,25 @@ class Objects:
             **more,
         )
 
+    def _endpoint(self) -> str:
+        """Return the address of the store that the environment gives; empty for the provider's own."""
+        return next((os.environ[name] for name in _ENDPOINTS.get(self._root.scheme, ()) if name in os.environ), "")
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell the user if what a request asks for does not begin to come: it is tried for minutes."""
+        scheme, _, rest = self._endpoint().partition("://")
+        at = f" at {scheme}://{rest.partition('/')[0].rpartition('@')[2]}" if rest else ""
+        patience = self._patience
+        told = [f"the store of {self._root.root}{at}", patience.seconds - patience.quiet]
+        timer = threading.Timer(patience.quiet, _runtime.tell, told)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _again(self, act: Callable[[], Result]) -> Result:
         """Do what may be done twice, until nothing goes wrong on the way."""
         problem: _Unrepeated | None = None
@@ -360,6 +410,8 @@ class Objects:
     def _about(self, meta: Any) -> About:
         changed: datetime = meta["last_modified"]
         tag = meta["e_tag"] or ""
+        if tag and not tag.startswith(('"', _WEAK)):
+            tag = f'"{tag}"'  # Azure writes them without quotes in lists, and with them elsewhere
         return About(meta["path"], meta["size"], changed.timestamp(), tag, self._version(meta))
 
     def _version(self, result: Any) -> str:
@@ -410,7 +462,10 @@ class _Noticed(io.FileIO):
 
 
 _SAYING = ("AWS_", "GOOGLE_", "AZURE_", "HTTP", "NO_PROXY", "http", "no_proxy")  # how names begin that obstore reads
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
 
 
 def _mode(over: str) -> Any:

@@ -108,7 +108,7 @@ class ClassLoss:
         return each if weights is None else weights[labels] * each
 
 
-def row_losses(problem: str, logits: "Tensor", inputs: dict[str, Any]) -> "Tensor":
+def plain_loss_by_row(problem: str, logits: "Tensor", inputs: dict[str, Any]) -> "Tensor":
     """Return the plain loss of each sample, [samples], for a problem by its name in transformers.
 
     Args:

@@ -39,9 +39,10 @@ def ours(path: str, folder: Path, cold: bool) -> Reader:
         plan = BatchPlan(len(rows), len(rows), BATCH, MICRO)
         plan = plan.ordered(rows.order(plan))
         try:
-            for step in range(plan.steps):
-                rows.prepare(plan.coming(step, 0, 1))
-                for turn in plan.step(step, 0, 1).turns:
+            for index in range(plan.steps):
+                step = plan.step(index, 0, 1)
+                rows.prepare(plan.coming(step, index, 0, 1))
+                for turn in step.turns:
                     yield from rows.__getitems__(turn.ids.tolist())
         finally:
             cache.close()

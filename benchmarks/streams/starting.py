@@ -5,12 +5,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import psutil
 
 from app.commands.output import table
+from app.data.streams.chunk_cache import ReadByChunks
 
 if TYPE_CHECKING:
     from app.data.streams.shards import Shards
@@ -36,6 +37,7 @@ def write_index(chunks: int, rows: int) -> "Shards":
     index = Index(
         shards,
         (100,) * count,
+        ("digest",) * count,
         (numbers // each).astype(np.int32),
         numbers % each * size + 4,
         np.full(chunks, size, np.int64),
@@ -66,28 +68,27 @@ def opened(chunks: int, rows: int) -> None:
     began = time.perf_counter()
     index = indexes.index_of("--data.path", "", shards)
     took = time.perf_counter() - began
-    read = StreamedRows(index, _Roomy(), WINDOW)  # type: ignore[arg-type]  # no chunk is read
+    read = StreamedRows(index, cast(Any, _Roomy()), WINDOW)  # no chunk is read
     plan = BatchPlan(len(read), 10**12, BATCH, MICRO)
     plan = plan.ordered(read.order(plan))
     first = time.perf_counter()
-    plan.step(SAMPLE // BATCH, 0, 1)
-    plan.coming(SAMPLE // BATCH, 0, 1)
+    plan.coming(plan.step(SAMPLE // BATCH, 0, 1), SAMPLE // BATCH, 0, 1)
     located = time.perf_counter() - first
     began = time.perf_counter()
     _ = plan.fingerprint, read.fingerprint
     hashed = time.perf_counter() - began
     again = time.perf_counter()
-    for step in range(100):
-        plan.step(SAMPLE // BATCH + step, 0, 1)
-        plan.coming(SAMPLE // BATCH + step, 0, 1)
+    for index in range(SAMPLE // BATCH, SAMPLE // BATCH + 100):
+        plan.coming(plan.step(index, 0, 1), index, 0, 1)
     next_ones = (time.perf_counter() - again) / 100
     more = psutil.Process().memory_info().rss - memory
     print(json.dumps([took, located, hashed, next_ones, more / 1e6]))
 
 
 class _Roomy:
-    def check_room(self, lanes: int, window: int) -> None:
-        """Take anything."""
+    def read_by(self, window: int, sort_over: int) -> ReadByChunks:
+        """Say that there is room for anything."""
+        return ReadByChunks("", cast(Any, None), window, sort_over, 1 << 60)
 
 
 def run(folder: Path, rows: int, rounds: int) -> None:

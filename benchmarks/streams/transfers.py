@@ -58,9 +58,10 @@ def go_through(index: Index, folder: Path, window: int, machines: int, share: fl
         plan = BatchPlan(len(rows), round(EPOCHS * len(rows)), BATCH, MICRO)
         plan = plan.ordered(rows.order(plan))
         with Counted() as counted:
-            for step in range(plan.steps):
-                rows.prepare(plan.coming(step, machine, machines))
-                for turn in plan.step(step, machine, machines).turns:
+            for index in range(plan.steps):
+                step = plan.step(index, machine, machines)
+                rows.prepare(plan.coming(step, index, machine, machines))
+                for turn in step.turns:
                     if not turn.idle:
                         rows.__getitems__(turn.ids.tolist())
                         chunks, _ = rows.places(turn.ids)

@@ -31,6 +31,7 @@ def test_it_says_what_the_data_are_and_lies_next_to_them(tmp_path, capsys, monke
     folder = written(tmp_path / "data", "parquet")
     status, said = shown(capsys, folder)
     assert status == 0 and said["shards"] == "3 of parquet" and said["chunks"] == "16 of 1 to 7 rows"
+    assert said["splits"] == "train 3 (part-0.parquet, part-1.parquet, part-2.parquet)" and "unread" not in said
     assert said["rows"] == "100" and said["columns"] == "number (int64), text (string), score (float64)"
     sizes = re.match(r"([\d.]+) kB; decoded about ([\d.]+) kB, the largest chunk \d+ B$", said["bytes"])
     stored, decoded = map(float, sizes.groups())
@@ -43,11 +44,22 @@ def test_it_says_what_the_data_are_and_lies_next_to_them(tmp_path, capsys, monke
 
 
 def test_a_split_has_an_index_of_its_own(tmp_path, capsys):
-    (tmp_path / "train-0.jsonl").write_bytes(lines(ROWS[:3]))
-    (tmp_path / "validation-0.jsonl").write_bytes(lines(ROWS[:2]))
-    assert shown(capsys, tmp_path)[1]["rows"] == "3"
-    said = shown(capsys, tmp_path, "--split", "validation")[1]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "train-0.jsonl").write_bytes(lines(ROWS[:3]))
+    (folder / "validation-0.jsonl").write_bytes(lines(ROWS[:2]))
+    assert shown(capsys, folder)[1]["rows"] == "3"
+    (folder / "names.txt").write_text("x")
+    said = shown(capsys, folder, "--split", "validation")[1]
+    assert said["splits"] == "train 1 (train-0.jsonl); validation 1 (validation-0.jsonl)"
+    assert said["unread"] == "names.txt"
     assert said["rows"] == "2" and said["index"].endswith(".samestep-index-validation")
+
+
+def test_files_that_are_named_are_of_no_split(tmp_path, capsys):
+    folder = written(tmp_path / "data", "jsonl", [10] * 10)
+    said = shown(capsys, folder / "part-[0-4].jsonl")[1]
+    assert said["files"] == "5 (part-0.jsonl, part-1.jsonl, part-2.jsonl and 2 more)" and "splits" not in said
 
 
 def test_where_nothing_can_be_written_it_is_kept_here(tmp_path, capsys, monkeypatch):

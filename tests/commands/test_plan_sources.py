@@ -69,7 +69,7 @@ def test_a_small_cache_fetches_in_each_epoch_and_too_small_a_one_is_refused(fold
     (alone,) = sources.fetched(plan, few, profile(1, 1))
     assert not alone.once and alone.cache == int(needed) and alone.an_epoch == read.index.size.sum()
     plan, few = planned(folder, window=1, cache_gb=needed / 2e9)
-    with pytest.raises(UserError, match=r"--data.cache-gb: it allows .* for each of 5 lanes"):
+    with pytest.raises(UserError, match=r"--data.cache-gb: it allows .* for each of 5 micro-batches"):
         sources.fetched(plan, few, profile(1, 1))
     assert sources.fetched(plan, few, profile(5, 5))[0].lanes == 1
 
@@ -90,6 +90,7 @@ def test_the_plan_of_a_mixture_says_what_each_source_gives(folder, capsys):
     assert web["samples"] + lines["samples"] == 240 and lines["samples"] == pytest.approx(60, abs=4)
     assert lines["epochs"] == lines["samples"] / 36 and lines["chunks"] is None
     assert web["chunks"]["chunks"] == 18 and web["chunks"]["in_use"] == 8  # a tenth is held out
+    assert "web: shards: train 2 (0.parquet, 1.parquet)\n" in said
     assert f"source         web: {web['samples']} samples" in said and "cpu: a machine fetches" in said
     (fetching,) = plan["layouts"][0]["fetching"]
     assert fetching["source"] == "web" and fetching["an_epoch"] == web["chunks"]["stored"]

@@ -25,7 +25,7 @@ from app.config import (
     to_dict,
 )
 from app.errors import UserError
-from app.launching.flags import parse
+from app.launching.flags import _expand_file, parse
 from laws.many import load
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +126,32 @@ def test_a_file_that_is_no_config_is_refused_by_name(tmp_path, content, words):
     with pytest.raises(UserError, match=words) as error:
         parse(Config, ["--config", str(path)])
     assert f"--config {path}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"run": {"notice": "rm -r /"}},
+        {"run.notice": ["rm -r /"]},
+        {"run": {"trackers": ["--run.notice=rm -r /"]}},
+        {"run": {"trackers": ["--run.notice", "rm -r /"]}},
+        {"run": {"notice=rm -r /; #": ""}},
+        {"run": {"trackers": ["--run._notice=x", "--run.notice=rm -r /"]}},
+    ],
+)
+def test_a_command_of_a_file_is_not_run(tmp_path, fields):
+    """The file may be somebody else's: the command line has to say it, or that there is none."""
+    file = write(tmp_path / "c.yaml", fields)
+    with pytest.raises(UserError, match=r"no command of a file is run: give --run.notice on the command line too"):
+        parse(Config, ["--config", file])
+    if fields == {"run": {"notice": "rm -r /"}}:
+        assert parse(Config, ["--config", file, "--run.notice="]).run.notice == ""
+        assert parse(Config, ["--run.notice", "true", "--config", file]).run.notice == "true"
+
+
+def test_a_flag_of_a_file_is_not_shortened(tmp_path):
+    with pytest.raises(SystemExit):
+        parse(Config, ["--config", write(tmp_path / "c.yaml", {"run": {"notic": "rm -r /"}})])
 
 
 @pytest.mark.parametrize("name", ["absent.yaml", ""])
@@ -343,6 +369,33 @@ def test_an_error_of_the_users_ends_the_program_with_its_words_alone():
     result = python(READ, "--config", "/no/such/file.yaml")
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr == "error: --config /no/such/file.yaml: No such file or directory\n"
+
+
+@pytest.mark.parametrize("words", [["no", "yes", "on"], ["010", "1:30", "0x1F"], ["1e3", "2026-11-25", "~a", "True"]])
+def test_words_of_a_file_are_those_that_stand_there(words, tmp_path):
+    """YAML alone would make a number, a truth or a date of each."""
+    file = write(tmp_path / "c.yaml", f"model: {words[0]}\nrun:\n  trackers: [{', '.join(words[1:])}]\n")
+    assert [str(word) for word in _expand_file(["--config", file])] == [
+        f"--model={words[0]}",
+        "--run.trackers",
+        *words[1:],
+    ]
+
+
+def test_numbers_and_missing_values_of_a_file_are_taken(tmp_path):
+    content = "optim: {lr: 1e-3, warmup: null}\nrun: {epochs: ~, steps: 1_0, eval_every: .inf}\nmodel: ''\n"
+    file = write(tmp_path / "c.yaml", content)
+    assert _expand_file(["--config", file]) == [
+        "--optim.lr=1e-3",
+        "--run.steps=1_0",
+        "--run.eval-every=inf",
+        "--model=",
+    ]
+
+
+def test_a_key_that_stands_twice_in_a_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"c.yaml is not YAML: the key steps stands there twice .* line 1"):
+        parse(Config, ["--config", write(tmp_path / "c.yaml", "run: {steps: 1, steps: 2}")])
 
 
 def test_reading_a_config_imports_no_torch():

@@ -9,7 +9,7 @@ from PIL import Image
 
 from app.data.config import ClassData, ImageData
 from app.data.images.labeled_images import load_labelled
-from app.data.tables.sources import load_tables, open_source
+from app.data.loading import load_tables, open_source
 from app.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("data_cache")

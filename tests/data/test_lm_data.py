@@ -47,7 +47,7 @@ def config_of(path, **flags):
 
 def documents_of(path, tokenizer=None, **flags):
     """Tokenize all that a file holds, before anything is held out."""
-    from app.data.tables.sources import open_source
+    from app.data.loading import open_source
 
     config = config_of(path, **flags)
     table = open_source("--data.path", config.path, txt=config.txt)["train"]
@@ -203,7 +203,7 @@ def test_of_a_txt_file_the_end_is_held_out(data_cache, tmp_path):
 def test_a_document_over_many_pieces_ends_once(data_cache, tmp_path):
     (tmp_path / "a.txt").write_text("x" * (3 * PIECE + 5))
     (tmp_path / "b.txt").write_text("y\n")
-    from app.data.tables.sources import open_source
+    from app.data.loading import open_source
 
     table = open_source("--data.path", [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")])["train"]
     documents = tokenize(table, config_of(""), byte_tokenizer(8))

@@ -13,7 +13,8 @@ from support.tables import refused
 from support.token_shards import write_tokens
 
 from app.config import RunConfig
-from app.data.config import Augment, ClassData, PairData, PreferenceData, Streams
+from app.data.config import Augment, ClassData, CorpusData, PairData, PreferenceData, Streams
+from app.data.corpus import corpus
 from app.data.images import labeled_images
 from app.data.images.augment import ImageCollate, augmentation
 from app.data.rows import MISSING, read_rows
@@ -123,6 +124,40 @@ def test_every_recipe_with_the_flag_trains_on_two_sources(recipe, way, totals, t
         assert line["samples/a"] + line["samples/b"] == line["samples"]
 
 
+def test_a_corpus_that_is_new_on_resume_begins(tmp_path):
+    file, run = corpora(tmp_path, "both"), ["--run.steps", 4, "--run.global-batch", 12, "--run.log-every", 1]
+    words = ["--data.mix", file, "--data.eval-path", tmp_path / "eval.txt", *RECIPES["lm"], *run, "--run.trackers"]
+    words += ["--sample-length", 0, "--run.dir", tmp_path / "run"]
+    module = load(ROOT / "recipes" / "lm.py")
+    module.main(parse(module.Config, list(map(str, [*words, "--run.stop-at", 2]))))
+    (tmp_path / "c.txt").write_text("\n\n".join(f"{i} is half of {2 * i}" for i in range(60)))
+    mix = yaml.safe_load(file.read_text())
+    mix["sources"].append({"name": "c", "path": str(tmp_path / "c.txt"), "weight": 3})
+    file.write_text(yaml.safe_dump(mix))
+    module.main(parse(module.Config, list(map(str, words))))
+    before, after = steps(tmp_path / "run")[1::2]
+    assert "samples/c" not in before and after["samples/c"] >= 9 and after["samples"] == 48
+    assert before["samples/a"] < after["samples/a"] and before["samples/b"] < after["samples/b"]
+    assert sum(after[f"samples/{name}"] for name in "abc") == 48
+
+
+def test_errors_of_tokens_name_their_source_and_its_path(tmp_path):
+    config = CorpusData(mix=str(corpora(tmp_path, "both")), eval_path=str(tmp_path / "eval.txt"), block=16)
+    source, tables = f"--data.mix b: {tmp_path / 'b'}", corpus.load(config)
+    with refused(f"--scratch.tokenizer char: {source} was tokenized with byte"):
+        corpus.own_tokenizer(tables.train, config, "char", 0)
+    other = byte_tokenizer(64)
+    other.add_tokens(["more"])
+    with refused(f"{source} holds tokens of another tokenizer"):
+        corpus.blocks(tables.train, config, other)
+    (tmp_path / "b" / "tokenizer" / "tokenizer.json").write_text("{")
+    with refused(f"{source}: tokenizer/tokenizer.json, or a file next to it, cannot be loaded"):
+        corpus.own_tokenizer(tables.train, config, "byte", 0)
+    (tmp_path / "b" / "train-00000.parquet").rename(tmp_path / "elsewhere")
+    with refused(f"{source}: train-00000.parquet is gone"):
+        corpus.load(config)
+
+
 def loaded_pairs(file, **flags):
     """Return tables, rows and the description of pairs."""
     config = PairData(mix=str(file), **{"max_source": 64, "window": 2, **flags})
@@ -154,7 +189,8 @@ def test_pairs_have_a_prefix_and_weights_of_their_source(way, tmp_path):
         assert rows.weights[np.arange(74)].tolist() == counts and len(rows.lengths) == 74
         assert about.startswith(f"74 pairs with {sum(counts):,} tokens to write to train on")
     else:
-        assert [rows.weights(row) for row in read] == counts and rows.lengths is None
+        assert [rows.weights(row) for row in read] == counts
+        assert [rows.lengths(row) for row in read] == [len(row["input_ids"]) + len(row["labels"]) for row in read]
         assert about.startswith("74 pairs to train on, 7 pairs with")
     assert not texts(read_rows(pair_text.tokenize(tables.evaluation, PairData(), TOKENIZER), [0]))[0][0].startswith(
         "to"
@@ -195,7 +231,7 @@ def test_templates_and_prefixes_leave_no_text_out_in_silence(tmp_path):
         return tmp_path / "mix.yaml"
 
     tables, *_ = loaded_pairs(of(source=None, template="{a}, {t}?", prefix="say "))
-    assert "say a3, x?" in tables.mixed.parts[1].table["source"][:]
+    assert "say a3, x?" in tables.mixed.tables[1].table["source"][:]
     for stream in (False, True):
         with refused("the template of b: row 7 (counted from 0) of --data.mix b:", "b.jsonl", "has nothing in q"):
             loaded_pairs(of(source=None, template="{q}", stream=stream), eval_path=str(tmp_path / "eval.jsonl"))
@@ -254,7 +290,7 @@ def test_pictures_of_sources(way, tmp_path):
     assert train.shape == (len(train.rows), 3, 32, 32) and train.example["pixels"].shape == (3, 32, 32)
     assert (labels.known_values is None) == (way != "mapped")
     batch = ImageCollate(*train.statistics(1 / 255), 1 / 255)(read_rows(train.rows, range(len(train.rows))))
-    assert len(batch["pixel_values"]) == len(train.rows) == sum(part.rows for part in tables.mixed.parts)
+    assert len(batch["pixel_values"]) == len(train.rows) == sum(each.rows for each in tables.mixed.tables)
     brightest = batch["pixel_values"].mean((2, 3)).argmax(1)
     assert (brightest == batch["labels"]).float().mean() > 0.9
     with refused("--augment.mixup, --augment.cutmix: they would mix images from all sources of --data.mix"):
@@ -305,6 +341,37 @@ def test_what_a_source_trains_on_is_not_evaluated_on(way, tmp_path):
         (tmp_path / "a" / f"part-{number}.parquet").rename(tmp_path / "a" / f"{split}-{number}.parquet")
     tables, *_ = loaded_pairs(file, eval_path=str(tmp_path / "a"))
     assert len(tables.evaluation) == 9
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_to_evaluate_on_are_texts_of_their_source_or_of_none(way, tmp_path):
+    """A source's own split has the template and the prefix of the source; rows of --data.eval-path are of no source."""
+    plain = [{"source": f"the text {i}", "target": f"t{i}"} for i in range(20)]
+    parts = [{"en": f"a text {i}", "topic": f"about {i}", "de": f"d{i}"} for i in range(20)]
+    for name, rows in (("a", plain), ("b", parts)):
+        (tmp_path / name).mkdir()
+        for split, own in (("train", rows[:17]), ("validation", rows[17:])):
+            (tmp_path / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain[:2]))
+    file = mixed(tmp_path, "s2s", way, source=None, template="{topic}, {en}", prefix="say ")
+    content = yaml.safe_load(file.read_text())
+    del content["sources"][1]["source"]
+    file.write_text(yaml.safe_dump(content))
+
+    def read(**more):
+        tables, *_ = loaded_pairs(file, **more)
+        return texts(
+            read_rows(pair_text.tokenize(tables.evaluation, PairData(), TOKENIZER), range(len(tables.evaluation)))
+        )
+
+    own = [(f"the text {i}", f"t{i}") for i in (17, 18, 19)] + [
+        (f"say about {i}, a text {i}", f"d{i}") for i in (17, 18, 19)
+    ]
+    assert read() == own
+    assert read(eval_path=str(tmp_path / "eval.jsonl")) == [(f"the text {i}", f"t{i}") for i in range(2)]
+    (tmp_path / "eval.jsonl").write_text(json.dumps(parts[0]))
+    with refused("--data.source source: no such"):
+        read(eval_path=str(tmp_path / "eval.jsonl"))
 
 
 @pytest.mark.parametrize("held_out", [False, True])

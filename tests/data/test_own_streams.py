@@ -1,6 +1,7 @@
 """A recipe of one's own over a stream: rows by their numbers, weights that only a row knows, and scores."""
 
 import json
+import shutil
 
 import datasets
 import pytest
@@ -10,6 +11,7 @@ from support.tiny import Config
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig, UserError
+from app.data.fingerprint import contents, difference
 from app.data.streams.opening import stream
 
 pytestmark = pytest.mark.usefixtures("own_data_cache")
@@ -66,6 +68,36 @@ def test_a_loop_of_ones_own_trains_and_scores(shards, tmp_path):
     assert steps(tmp_path / "parts") == steps(tmp_path / "whole")
     record = json.loads((tmp_path / "whole" / "run.json").read_text())
     assert record["status"] == "finished" and len(steps(tmp_path / "whole")) == 20
+
+
+@pytest.mark.parametrize("rows", [60, 59])
+def test_a_run_over_shards_that_have_changed_is_refused_by_their_names(rows, shards, tmp_path):
+    """Also one of as many rows; and a copy elsewhere is no change."""
+    train(tmp_path / "run", stream(str(shards)), steps=4, stop_at=2)
+    shutil.copytree(shards, tmp_path / "copy")
+    train(tmp_path / "run", stream(str(tmp_path / "copy")), steps=4, stop_at=3)
+    other = datasets.Dataset.from_list([{**row, "y": 0.5} for row in ROWS[60 : 40 + rows]])
+    other.to_parquet(shards / "train-1.parquet", batch_size=7)
+    with pytest.raises(UserError, match=r"run holds a run.*train-1.parquet has changed"):
+        train(tmp_path / "run", stream(str(shards)), steps=4)
+    (shards / "train-1.parquet").unlink()
+    with pytest.raises(UserError, match=r"run holds a run .*train-1.parquet is gone"):
+        train(tmp_path / "run", stream(str(shards)), steps=4)
+    with pytest.raises(UserError, match=r"it was streamed, and now is not: try --data.stream true"):
+        train(tmp_path / "run", ROWS, steps=4)
+
+
+def test_of_many_shards_the_neighbours_of_the_one_that_has_changed_are_named(tmp_path):
+    def written(number, text="a"):
+        (tmp_path / f"{number:04}.jsonl").write_text(json.dumps({"text": text}))
+
+    for number in range(600):
+        written(number)
+    before = contents(stream(str(tmp_path)))
+    assert len(before["shards"]) == 200 and len(json.dumps(before)) < 20_000
+    written(301, "b")
+    now = contents(stream(str(tmp_path)))
+    assert difference(before, now) == "one of 0300.jsonl to 0302.jsonl is another one"
 
 
 def test_weights_are_a_function_of_a_row(shards, tmp_path):

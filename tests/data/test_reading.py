@@ -4,14 +4,20 @@ import ast
 import codecs
 import contextlib
 import gzip
+import io
 import os
+import re
 import shutil
 import stat
+import tarfile
 import tempfile
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
 import pytest
+import zstandard
+from pyarrow import parquet
 from support.formats import FORMATS, HARMS
 from support.launching import ROOT
 from support.stream_shards import WRITERS
@@ -179,8 +185,64 @@ def test_a_zip_file_under_another_name_is_no_text(place, name):
     file = FORMATS[name].write(folder)
     data = b"PK\x03\x04\x14\x00" + bytes(99)
     file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
-    with pytest.raises(UserError, match="it is a zip file, as Excel's are too, and no text"):
+    with pytest.raises(UserError, match=r"it is a zip file, as Excel's are too(, and no text)?: unpack it"):
         FORMATS[name].read(file, folder)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22\nsize 12345\n"
+PAGE = b"<!DOCTYPE html>\n<html><head><title>404</title></head><body><p>Not found</p></body></html>\n"
+REFUSED = b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code></Error>\n'
+
+
+def _parquet() -> bytes:
+    sink = pa.BufferOutputStream()
+    parquet.write_table(pa.table({"text": ["a"] * 9, "label": ["b"] * 9}), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def _tar() -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        member = tarfile.TarInfo("1.txt")
+        member.size = 1
+        tar.addfile(member, io.BytesIO(b"a"))
+    return stream.getvalue()
+
+
+TEXTS_TOO = {".txt", ".conll", ".conllu", ".iob", ".bio", "", ".xml", ".en"}
+OTHERS = {
+    "pointer": (POINTER, "a pointer of Git LFS to a file.*: fetch the file: git lfs pull", set[str]()),
+    "page": (PAGE, "a page of the web: fetch the file itself", TEXTS_TOO),
+    "answer": (REFUSED, "the answer of a store", TEXTS_TOO),
+    "parquet": (_parquet(), "a parquet file.*: give its name the ending .parquet", {".parquet"}),
+    "tar": (_tar(), "a tar file.*: give its name the ending .tar, or unpack it", {".tar"}),
+    "gzip": (gzip.compress(b"a"), "compressed by gzip.*: unpack it, or let its name end with .gz", {".gz"}),
+    "zstd": (zstandard.compress(b"a"), "compressed by zstd.*: unpack it", {".zst"}),
+}
+"""Contents of other files, what is said of them, and the endings under which they may be right, or another's fault."""
+OURS = ("model ", "config", "tokens ")
+"""What programs write, and no data; their readers say to copy it again."""
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if not name.startswith(OURS)])
+def test_another_file_of_this_name_is_told_by_what_it_is(place, name, other):
+    content, says, right = OTHERS[other]
+    folder = place / "data"
+    file = FORMATS[name].write(folder)
+    file.write_bytes(content)
+    try:
+        FORMATS[name].read(file, folder)
+    except UserError as error:
+        assert str(file.relative_to(folder)) in str(error), error
+        assert "\n" not in str(error) and len(str(error)) < 900
+        assert re.search(says, str(error)) or file.suffix in right, error
+    else:
+        assert file.suffix in right or name in UNREAD
+
+
+UNREAD = {f"saved {name}" for name in ("state.json", "dataset_info.json")}
+"""Files that no reader uses."""
 
 
 @pytest.mark.parametrize("read, name", [(read_config, "config.json"), (read_card, "network.json")])

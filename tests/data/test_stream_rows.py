@@ -1,8 +1,6 @@
 """Rows of streamed data: as the index numbers them, through a cache that many processes share and may be killed in."""
 
 import contextlib
-import errno
-import fcntl
 import multiprocessing
 import os
 import queue
@@ -34,6 +32,7 @@ from app.data.streams.index import index_of
 from app.data.streams.rows import StreamedRows
 from app.data.streams.shards import find_shards
 from app.errors import UserError
+from app.sampling.batch_plan import BatchPlan
 from app.storage.addresses import address
 from app.storage.bucket import BucketStorage
 from app.storage.local import LocalStorage
@@ -62,6 +61,21 @@ def made(monkeypatch, tmp_path):
     yield opened
     for cache in caches:
         cache.close()
+
+
+def test_micro_batches_share_a_lane_and_its_window(made, tmp_path):
+    """A step mixes as many chunks as with lanes of their own."""
+    index, plan = made("parquet")._index, BatchPlan(100, 200, 24, 4)
+
+    def rows(shared):
+        return StreamedRows(index, ChunkCache("--data.path", index, tmp_path / "chunks", 1 << 30), 2, sort_over=shared)
+
+    for shared in (1, 2, 3, 6):
+        order, (read,) = rows(shared).order(plan), rows(shared).read_by_chunks()
+        assert (order.lanes, order.sort_over, read.window, read.lane_window) == (6 // shared, shared, 2, 2 * shared)
+    assert len({rows(shared).order(plan).fingerprint for shared in (1, 2, 3, 6)}) == 4
+    with pytest.raises(UserError, match=r"--data.sort-over 4: does not divide the 6 micro-batches .*one of 1, 2, 3, 6"):
+        rows(4).order(plan)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -157,7 +171,7 @@ def test_a_cache_that_holds_too_few_chunks_is_refused_before_the_start(kind, mad
     # Files of small chunks are mostly about their columns, so the data alone are compared.
     data = sum(rows._cache.table(chunk).nbytes for chunk in range(len(index.rows)))
     assert 0.5 * data < index.growth * index.size.sum() < 2 * data
-    with pytest.raises(UserError, match=r"--data.cache-gb: .* for each of 3 lanes .*: give (\S+) or more") as told:
+    with pytest.raises(UserError, match=r"--data.cache-gb: .* each of 3 micro-batches .*: give (\S+) or more") as told:
         check_room("--data.path", index, 3, 1, 0)
     enough = float(re.search(r"give (\S+) or", str(told.value))[1]) * 1e9
     check_room("--data.path", index, 3, 1, enough)
@@ -266,17 +280,23 @@ def test_workers_read_from_a_bucket(workers, made, near, tmp_path):
     assert [row for batch in loader for row in batch] == expected("parquet")
 
 
-def test_a_forked_process_gets_the_error_of_its_own_kind(made, monkeypatch, tmp_path):
+@pytest.fixture
+def unseen(monkeypatch):
+    """Let changes of shards pass unseen, as if they were damaged on their way."""
+    read = LocalStorage.read
+    monkeypatch.setattr(LocalStorage, "read", lambda *args, tag="", **more: read(*args, **more))
+
+
+def test_a_forked_process_gets_the_error_of_its_own_kind(made, monkeypatch, tmp_path, unseen):
     rows = made("jsonl")
     file = tmp_path / "data" / "part-2.jsonl"
-    monkeypatch.setattr(ChunkReader, "_check_unchanged", lambda *_: None)
     file.write_bytes(file.read_bytes().replace(b"{", b"x"))
     kind, text, chunk = forked(rows, [41])
     assert (kind, chunk) == (BadChunk, 6) and "part-2.jsonl, chunk at byte 0 (" in text and "line 1: " in text
     file.unlink()
     assert forked(rows, [41])[:2] == (
         UserError,
-        f"--data.path {file}, chunk at byte 0 (7 rows): cannot be read: No such file or directory",
+        f"--data.path {file} is gone since the data were indexed: put the shard back, or start a new run",
     )
     monkeypatch.setattr(ChunkReader, "table", lambda *_: 1 / 0)
     kind, text, _ = forked(rows, [41])
@@ -364,21 +384,6 @@ def test_a_chunk_of_the_cache_that_is_not_whole_is_brought_anew(harm, made, tmp_
     assert made("jsonl", write=False).__getitems__(range(100)) == expected("jsonl")
 
 
-def test_a_lock_that_the_system_takes_for_a_deadlock_is_waited_for(made, monkeypatch):
-    """As of threads in two processes that each hold one lock and wait for another."""
-    rows, lockf, calls = made("jsonl"), fcntl.lockf, []
-
-    def deadlock_once(file, how):
-        calls.append(how)
-        if len(calls) == 1:
-            raise OSError(errno.EDEADLK, "Resource deadlock avoided")
-        lockf(file, how)
-
-    monkeypatch.setattr(fcntl, "lockf", deadlock_once)
-    rows.prepare(np.arange(1))
-    assert rows[0] == expected("jsonl")[0] and len(calls) >= 2
-
-
 def test_a_chunk_that_goes_before_it_is_mapped_is_fetched_again(made, monkeypatch):
     rows, mapped, calls = made("jsonl"), ChunkFolder.map, []
 
@@ -414,6 +419,53 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_to_believe(made
     assert len([*(tmp_path / "chunks").glob("*.tmp")]) == 1
     assert rows.__getitems__(range(100)) == expected("jsonl")
     assert [*(tmp_path / "chunks").glob("*.tmp")] == []
+
+
+@pytest.mark.parametrize("where", ["reads", "writes", "counts", "lists"])
+def test_a_process_that_is_stopped_with_a_lock_keeps_others_for_some_time_only(where, made, monkeypatch, tmp_path):
+    """It is stopped by a signal, while another one brings the same chunk; when it goes on, nothing is the worse."""
+    places = {"reads": (ChunkReader, "table"), "writes": (chunk_folder, "_write")}
+    places |= {"counts": (chunk_folder, "_set_count"), "lists": (ChunkFolder, "_emptied")}
+    place, does = places[where], getattr(*places[where])
+
+    def stopped(*args):
+        monkeypatch.setattr(*place, does)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return does(*args)
+
+    def reads():
+        monkeypatch.setattr(*place, stopped)
+        made("jsonl", write=False)._cache.table(0)
+
+    rows = made("jsonl")
+    monkeypatch.setattr(chunk_folder, "PATIENCE", 0.5)
+    process = FORK.Process(target=reads)
+    process.start()
+    end = time.monotonic() + 30
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    began = time.monotonic()
+    assert rows.__getitems__(range(100)) == expected("jsonl")
+    assert 0.5 < time.monotonic() - began < 5  # once for each lock, not for each chunk
+    os.kill(process.pid, signal.SIGCONT)
+    process.join(30)
+    assert process.exitcode == 0 and [*(tmp_path / "chunks").glob("*.tmp")] == []
+    assert made("jsonl", write=False).__getitems__(range(100)) == expected("jsonl")
+
+
+def test_a_chunk_whose_draft_is_deleted_is_written_again(made, monkeypatch):
+    """As by a process that was stopped, and does not know that it has lost its lock."""
+    rows, write, drafts = made("jsonl"), chunk_folder._write, []
+
+    def deletes(draft, table):
+        drafts.append(draft)
+        write(draft, table)
+        if len(drafts) == 1:
+            draft.unlink()
+
+    monkeypatch.setattr(chunk_folder, "_write", deletes)
+    assert rows[0] == expected("jsonl")[0] and len(drafts) == 2
 
 
 def test_threads_that_wait_for_locks_of_two_processes_are_no_deadlock(tmp_path):
@@ -520,6 +572,39 @@ def test_a_shard_that_has_changed_is_refused_by_name(made, tmp_path):
         rows[99]
 
 
+@pytest.mark.parametrize("written", ["over", "anew"])
+def test_a_shard_that_changes_while_it_is_read_is_refused_by_name(written, made, tmp_path):
+    """Of the same size, after chunks of it were read."""
+    rows = made("jsonl")
+    assert rows[41] == expected("jsonl")[41]
+    file = tmp_path / "data" / "part-2.jsonl"
+    changed = file.read_bytes().replace(b"the", b"one")
+    if written == "anew":
+        file.unlink()
+    file.write_bytes(changed)
+    assert rows[41] == expected("jsonl")[41]  # it is in the cache
+    with pytest.raises(UserError, match=r"--data.path \S+/part-2.jsonl has changed since the data were indexed"):
+        rows[99]
+    assert rows[0] == expected("jsonl")[0]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_object_that_changes_while_it_is_read_is_refused_by_name(keeps, shaky, proxy, tmp_path):
+    """By a store that keeps conditions, and by the tags of one that does not."""
+    rows = shaky("jsonl")
+    assert rows[41] == expected("jsonl")[41]
+    proxy.lies = not keeps
+    file = tmp_path / "data" / "part-2.jsonl"
+    bucket = storage.at(f"s3://{BUCKET}{file.parent}")
+    bucket.write(file.name, file.read_bytes().replace(b"the", b"one"))
+    with pytest.raises(UserError, match=r"--data.path s3://\S+/part-2.jsonl has changed since the data were indexed"):
+        rows[99]
+    bucket.delete(file.name)
+    with pytest.raises(UserError, match=r"part-2.jsonl is gone since"):
+        rows[99]
+    assert rows[0] == expected("jsonl")[0]
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
@@ -529,9 +614,8 @@ def test_a_shard_that_has_changed_is_refused_by_name(made, tmp_path):
         (lambda data: lines([{"number": 1}]).ljust(len(data)), "has 1 rows, where the index has"),
     ],
 )
-def test_a_damaged_chunk_is_named_with_its_rows(harm, says, made, tmp_path, monkeypatch):
+def test_a_damaged_chunk_is_named_with_its_rows(harm, says, made, tmp_path, unseen):
     rows = made("jsonl")
-    monkeypatch.setattr(ChunkReader, "_check_unchanged", lambda *_: None)  # as where it is damaged on its way
     file = tmp_path / "data" / "part-2.jsonl"
     file.write_bytes(harm(file.read_bytes()))
     with pytest.raises(BadChunk, match=rf"part-2.jsonl, chunk at byte 0 \(\d+ rows\): cannot be read: .*{says}"):
@@ -563,7 +647,6 @@ def shaky(made, proxy, tmp_path):
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz"])
 def test_reading_outlasts_what_goes_wrong_on_the_way(kind, does, shaky, proxy):
     rows = shaky(kind)
-    rows._cache._reader._check_unchanged(0)
     fault = Fault(does, method="GET", holding="part-0", seconds=1.0)
     proxy.faults = [fault]
     assert forked(rows, range(40)) == expected(kind)[:40]
@@ -614,13 +697,12 @@ def test_what_may_not_be_read_is_no_damage(shaky, proxy):
 
 
 @pytest.mark.parametrize(("checksum", "bad", "says"), [(True, b"strong", "CRC"), (False, b"l\xffngth", "UTF8")])
-def test_damage_that_parquet_can_show_is_looked_for(checksum, bad, says, made, tmp_path):
+def test_damage_that_parquet_can_show_is_looked_for(checksum, bad, says, made, tmp_path, unseen):
     (tmp_path / "data").mkdir()
     file = tmp_path / "data" / "a.parquet"
     table = pa.table({"text": ["the same length"] * 100})
     parquet.write_table(table, file, compression="none", use_dictionary=False, write_page_checksum=checksum)
     rows = made("parquet", write=False)
-    rows._cache._reader._check_unchanged(0)
     file.write_bytes(file.read_bytes().replace(b"length", bad, 60))
     with pytest.raises(BadChunk, match=rf"a.parquet, chunk at byte 4 \(100 rows\): cannot be read: .*{says}"):
         rows[0]

@@ -66,7 +66,8 @@ def test_pairs(kind, tmp_path):
     rows = pair_text.training_rows(tables, config, TOKENIZER)
     whole = pair_text.training_rows(pair_text.load_pairs(read_whole), read_whole, TOKENIZER)
     read = check_same(rows, whole, PairCollate(TOKENIZER))
-    assert sorted(map(rows.weights, read)) == sorted(whole.weights.tolist()) and rows.lengths is None
+    assert sorted(map(rows.weights, read)) == sorted(whole.weights.tolist())
+    assert sorted(map(rows.lengths, read)) == sorted(whole.lengths.tolist())
     sets = {"": pair_text.tokenize(tables.evaluation, config, TOKENIZER)}
     about = pair_text.describe(tables, rows, sets, config)
     assert re.match(r"43 pairs streamed in \d+ chunks to train on, 7 pairs with \d+ tokens to write to evaluate", about)
@@ -118,6 +119,7 @@ def test_preferences(kind, tmp_path):
         and len(rows) == 43
         and len(read) == 42 == sum(map(rows.weights, read))
     )
+    assert sorted(map(rows.lengths, read)) == sorted(whole.rows.lengths.tolist())
     sets = {"": preference_text.tokenize(tables.evaluation, config, TOKENIZER)}
     about = preference_text.describe(tables, train, sets, config)
     assert re.match(r"43 pairs streamed in \d+ chunks to train on, 6 pairs to evaluate .*; 1 evaluation pairs", about)

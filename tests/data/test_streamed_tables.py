@@ -1,6 +1,7 @@
 """Streamed and mixed tables as cls reads them: the rows of the mapped form, and what is refused."""
 
 import json
+import re
 
 import datasets
 import numpy as np
@@ -10,8 +11,13 @@ from support.stream_shards import write_members
 
 from app.config import RunConfig
 from app.data.config import TextData
+from app.data.mixtures.mix_file import read_mix
 from app.data.rows import MISSING
 from app.data.streams.chunk_reader import BadChunk, ChunkReader
+from app.data.streams.index import Index
+from app.data.streams.opening import _held_out, open_stream
+from app.data.streams.shards import Shard, Shards
+from app.data.tables.columns import pieces_of, row_name
 from app.data.text import labeled_text
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
@@ -70,7 +76,8 @@ def test_streamed_and_mapped_rows_are_each_others_permutation(folder):
     assert sorted(order) == sorted(other) == [*range(100)] and order != other
     assert plan.order.lanes == 5
     assert plain(streamed.__getitems__(order)) == plain(mapped.__getitems__(order))
-    assert streamed.fingerprint and streamed.lengths is None and tables.streams
+    assert streamed.fingerprint and tables.streams
+    assert list(map(streamed.lengths, streamed.__getitems__(order))) == mapped.lengths[order].tolist()
 
 
 def test_texts_of_several_chunks_become_tokens_in_one_call(folder, monkeypatch):
@@ -170,7 +177,9 @@ def test_a_damaged_chunk_stops_or_is_left_out(folder, bad, monkeypatch, capsys):
 
     monkeypatch.setattr(ChunkReader, "_decoded", damaged)
     if bad == "stop":
-        with pytest.raises(BadChunk, match=r"part-2.parquet, chunk at byte \d+ \(3 rows\).*it is damaged"):
+        with pytest.raises(
+            BadChunk, match=r"part-2.parquet, chunk at byte \d+ \(3 rows\).*it is damaged; leave .* --data.bad skip, or"
+        ):
             rows.__getitems__(range(100))
         return
     for _ in range(2):
@@ -178,6 +187,50 @@ def test_a_damaged_chunk_stops_or_is_left_out(folder, bad, monkeypatch, capsys):
         assert [i for i, row in enumerate(read) if row is MISSING] == [97, 98, 99]
     assert capsys.readouterr().err.count("its rows are left out (--data.bad skip)") == 1
     assert rows.skips
+
+
+@pytest.mark.parametrize("what", ["evaluation", "learnt"])
+def test_damaged_chunks_of_what_is_read_before_training_are_left_out(folder, what, monkeypatch, capsys):
+    """And told at each start; without --data.bad skip they end it."""
+
+    def opened(bad):
+        return open_stream(flags(folder, eval_path="", holdout=0.4, bad=bad), what == "evaluation")
+
+    whole = getattr(opened("stop"), what)
+    chosen = pieces_of(whole)[1].name
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    decoded = ChunkReader._decoded
+
+    def damaged(reader, chunk):
+        if f"{chunk.shard.name}, chunk at byte {chunk.part.start} " in chosen:
+            raise ValueError("it is damaged")
+        return decoded(reader, chunk)
+
+    monkeypatch.setattr(ChunkReader, "_decoded", damaged)
+    for _ in range(2):
+        with pytest.raises(
+            BadChunk, match=r"it is damaged; leave out the rows of damaged chunks with --data.bad skip, or"
+        ):
+            opened("stop")
+        capsys.readouterr()
+        some = getattr(opened("skip"), what)
+        told = re.findall(r"^warning: --data.path .*web.*", capsys.readouterr().err, re.M)
+        assert len(told) == 1 and told[0].endswith(f": 1 damaged chunks are left out (--data.bad skip): {chosen}")
+        left, right = pieces_of(whole)[1].start, pieces_of(whole)[2].start
+        assert some["text"] == [*whole["text"][:left], *whole["text"][right:]]
+        assert row_name(some, left) == row_name(whole, right)
+    monkeypatch.setattr(ChunkReader, "_decoded", decoded)
+    assert getattr(opened("stop"), what)["text"] == whole["text"] == getattr(opened("skip"), what)["text"]
+
+
+def test_what_is_read_before_training_may_not_all_be_damaged(folder, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    open_stream(flags(folder, bad="skip"), False)
+    monkeypatch.setattr(ChunkReader, "_decoded", lambda *_: int("it is damaged"))
+    with pytest.raises(
+        UserError, match=r"part-\d.*it is damaged'; all that is read of --data.path \S+, held out is dam"
+    ):
+        open_stream(flags(folder, bad="skip", eval_path=""), True)
 
 
 def mixed(folder, later=(), **more):
@@ -203,7 +256,7 @@ def test_sources_are_mixed_with_their_own_columns(folder, stream):
     assert plan.order.lanes == (5 if stream == "true" else 1)
     assert sum(i < 100 for i in order) / len(order) == pytest.approx(0.75, abs=0.05)
     assert plan.order.counts(40) == pytest.approx({"web": 30, "lines": 10}, abs=4)
-    assert (rows.lengths is None) == (stream == "true")
+    assert callable(rows.lengths) == (stream == "true")
 
 
 def test_a_template_makes_the_text(folder):
@@ -214,7 +267,7 @@ def test_a_template_makes_the_text(folder):
     for stream in ("true", "false"):
         config.stream = stream
         tables, _ = labeled_text.load_labelled(config)
-        assert tables.mixed.parts[1].table["text"][:2] == ["<t0|0>", "<t1|1>"]
+        assert tables.mixed.tables[1].table["text"][:2] == ["<t0|0>", "<t1|1>"]
 
 
 def test_a_template_of_nothing_is_refused(folder):
@@ -287,6 +340,91 @@ def test_a_file_that_is_no_mix_is_refused(folder, content, says):
     with pytest.raises(UserError) as told:
         loaded(TextData(mix=str(folder / "mix.yaml"), classes=CLASSES))
     assert says in str(told.value)
+
+
+ODD = {
+    "weight: 1e3": "1e3 is a text to YAML, and no number: write 1000.0, or",
+    "weight: 1.5e3": "1.5e3 is a text to YAML, and no number: write 1500.0, or",
+    "weight: 010": "010 is the number 8 to YAML: write 8 if that is meant, or",
+    "weight: 0x1F": "0x1F is the number 31 to YAML: write 31 if that is meant, or",
+    "weight: 0o17": "0o17 is a text to YAML, and no number: write 15, or",
+    "weight: 089": "089 is a text to YAML, and no number: write 89, or",
+    "weight: 1_000": "1_000 is the number 1000 to YAML: write 1000 if that is meant, or",
+    "weight: 1:30": "1:30 is the number 90 to YAML: write 90 if that is meant, or",
+    "weight: 1:30.5": "1:30.5 is the number 90.5 to YAML: write 90.5 if that is meant, or",
+    "split: no": "no is false to YAML: write false, or write it in quotes if it is a text",
+    "stream: yes": "yes is true to YAML: write true, or write it in quotes if it is a text",
+    "On: 1": "On is true to YAML: write true, or write it in quotes if it is a text",
+    "split: 2026-11-25": "2026-11-25 is a date to YAML: write it in quotes",
+    "split: 2026-13-45": "2026-13-45 is a date to YAML: write it in quotes",
+}
+
+
+@pytest.mark.parametrize("field", ODD)
+def test_words_that_yaml_reads_as_something_else_are_refused_with_their_line(folder, field):
+    content = f"sources:\n  - name: web\n    path: x\n    {field}\n"
+    (folder / "mix.yaml").write_text(content)
+    with pytest.raises(UserError) as told:
+        read_mix(TextData(), str(folder / "mix.yaml"))
+    assert str(told.value).startswith(f"--data.mix {folder}/mix.yaml: line 4: {ODD[field]}")
+
+
+@pytest.mark.parametrize(
+    ("word", "name"), [("yes_", "yes_"), ("'no'", "no"), ('"1e3"', "1e3"), ("a1", "a1"), ("1e", "1e"), ("'010'", "010")]
+)
+@pytest.mark.parametrize(("weight", "number"), [("1000.0", 1000), (".5", 0.5), ("1.0e+3", 1000), ("0", 0), ("+2", 2)])
+def test_words_that_yaml_reads_as_they_seem_to_be_are_taken(folder, word, name, weight, number):
+    first = "{name: other, path: x, weight: 1, stream: true, epochs: 2.5}"
+    (folder / "mix.yaml").write_text(f"sources: [{first}, {{name: {word}, path: y, weight: {weight}}}]")
+    source = read_mix(TextData(), str(folder / "mix.yaml")).sources[1]
+    assert (source.name, source.weight) == (name, number)
+
+
+@pytest.mark.parametrize("name", ["2026", "1.5"])
+def test_a_number_as_a_name_is_refused_with_the_quotes_that_it_needs(folder, name):
+    (folder / "mix.yaml").write_text(f"sources: [{{name: {name}, path: x, weight: 1}}]")
+    with pytest.raises(UserError, match=rf"sources\[0\].name is {name}, not a name of .*, in quotes"):
+        read_mix(TextData(), str(folder / "mix.yaml"))
+
+
+@pytest.mark.parametrize("content", ["[" * 10_000, "sources: !!int x", "sources: [" + "{a: " * 3_000])
+def test_yaml_that_python_cannot_read_is_no_yaml(folder, content):
+    (folder / "mix.yaml").write_text(content)
+    with pytest.raises(UserError, match=r"mix.yaml: it is no YAML: "):
+        read_mix(TextData(), str(folder / "mix.yaml"))
+
+
+CHUNKS = {
+    "equal": ([10] * 40, 0.1, 40, ""),
+    "one that is large": ([10] * 39 + [10_000], 0.1, 390, "3.8% of the rows are held out, not 10.0%"),
+    "some that are large": ([1000, 10, 10, 10] * 25, 0.1, None, ""),
+    "all large": ([100, 200, 300], 0.02, 100, "16.7% of the rows are held out, not 2.0%"),
+    "two": ([1, 999], 0.1, 1, "0.1% of the rows are held out, not 10.0%"),
+    "nearly all": ([10, 10, 10], 0.9, 20, "66.7% of the rows are held out, not 90.0%"),
+    "growing": ([*range(1, 200)], 0.1, None, ""),
+}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_the_share_of_rows_that_is_held_out_is_the_one_asked_for_or_said(name):
+    rows, share, count, says = CHUNKS[name]
+    counted = np.array(rows, np.int32)
+    nothing = np.zeros(len(rows), np.int64)
+    shards = Shards("x", (Shard("a.jsonl", 1, ""),))
+    index = Index(shards, (0,), ("",), nothing, np.arange(len(rows)), nothing, counted, datasets.Features())
+    train, held, note = _held_out(index, "x", share, 1.0)
+    assert sorted([*train.start, *held.start]) == [*range(len(rows))] and len(train.rows)
+    assert note.startswith(says) and bool(note) == bool(says)
+    held_rows = int(held.rows.sum())
+    assert held_rows == count if count is not None else abs(held_rows / sum(rows) - share) < share / 5
+
+
+def test_the_user_is_told_of_another_share_also_of_a_source(folder):
+    _, tables, _ = loaded(flags(folder, eval_path="", holdout=0.5, cache_gb=8e-7))
+    says = "of the rows are held out, not 50.0% (--data.holdout): more would take too much of --data.cache-gb"
+    assert says in tables.note
+    _, tables, _ = loaded(mixed(folder, second={"stream": False}, stream="true", holdout=0.5, cache_gb=16e-7))
+    assert tables.note.startswith("web: ") and says in tables.note
 
 
 def test_sources_that_share_a_file_are_refused_where_rows_are_held_out(folder):

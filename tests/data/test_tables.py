@@ -12,9 +12,9 @@ from support.tables import load, python, refused, table, texts_of, write_card
 
 from app import UserError
 from app.data.config import TextData
+from app.data.loading import open_source
 from app.data.tables.columns import check_columns
-from app.data.tables.sources import open_source
-from app.data.text.labeled_text import read_labels
+from app.data.tables.labels import read_labels
 
 pytestmark = pytest.mark.usefixtures("own_data_cache")
 
@@ -244,7 +244,7 @@ def test_offline_a_hub_set_comes_from_the_cache_or_is_refused(tmp_path, own_data
     shutil.copytree(prepared, tmp_path / "warm" / "someone___spam" / "default" / "0.0.0" / prepared.name)
     code = """
 from app.data.config import TableData
-from app.data.tables.sources import load_tables
+from app.data.loading import load_tables
 from app.errors import UserError
 tables = load_tables(TableData(path=("someone/spam",)))
 print(len(tables.train) + len(tables.evaluation))

@@ -17,11 +17,12 @@ from app.data.corpus.blocks import IGNORED, Blocks
 from app.data.corpus.encode import tokenize as tokenize_table
 from app.data.corpus.token_blocks import TokenBlocks
 from app.data.corpus.token_shards import Meaning, ShardWriter, Tokens, find_tokens, tokens_of
+from app.data.loading import open_source
 from app.data.streams.chunks import Chunk
 from app.data.streams.parquet_chunks import ParquetChunks
-from app.data.tables.sources import open_source
 from app.data.text.tokenizer import byte_tokenizer
 from app.errors import UserError
+from app.sampling.pieces import Pieces
 
 BEGIN, END = 256, 257
 TEXTS = [" ".join(f"word {i}" for i in range(n % 7)) for n in range(90)]
@@ -75,13 +76,13 @@ def test_every_token_is_a_target_once_as_in_blocks_of_texts(made, size, apart):
     blocks, others = blocks_of(folder, size, apart), blocks_of_texts(file, size, apart)
     rows, wanted = read(blocks), pairs(read(others))
     found = pairs(rows)
-    assert len(blocks._ends) > 5, "several chunks"
+    assert len(blocks._blocks) > 5, "several chunks"
     if apart:
         assert found == wanted
     else:  # where a chunk begins, nothing is before it
         assert [target for _, target in found] == [target for _, target in wanted]
         differing = [number for number, pair in enumerate(found) if pair != wanted[number]]
-        starts = (blocks._token_ends - blocks._index.rows).tolist()
+        starts = blocks._tokens.first.tolist()
         assert differing == starts[1:] and all(found[number][0] == BEGIN for number in differing)
     assert blocks.tokens == others.tokens == len(found) == len(blocks.documents)
     assert blocks.weights[np.arange(len(blocks))].tolist() == [np.count_nonzero(r["targets"] != IGNORED) for r in rows]
@@ -132,7 +133,7 @@ def test_prompts_are_read_and_not_learnt(made, size, apart):
     assert targets == wanted and (not apart or pairs(found) == pairs(read(others)))
     weights = blocks.weights[np.arange(len(blocks))]
     assert weights.tolist() == [np.count_nonzero(row["targets"] != IGNORED) for row in found] and (weights > 0).all()
-    assert blocks.weights.sum() == blocks.tokens == others.tokens == len(targets)
+    assert weights.sum() == blocks.tokens == others.tokens == len(targets)
     assert blocks.sizes.sum() == len(blocks) and (blocks.sizes == 0).any()
     ids = np.concatenate([first + np.arange(size) for first, size in zip(blocks.first, blocks.sizes, strict=True)])
     assert ids.tolist() == [*range(len(blocks))]
@@ -161,7 +162,7 @@ def test_parts_are_all_together(made, flags):
     folder, _ = made([{"text": text or "-", "q": f"{text} " * 3} for text in TEXTS], *words)
     blocks = blocks_of(folder, 16, **flags)
     listed = [replace(each, amount=replace(each.amount, unlearnt=2)) for each in blocks.record.whole]
-    blocks = TokenBlocks(blocks._index, blocks._cache, replace(blocks.record, shards=listed), 16, True)
+    blocks = TokenBlocks("--data.path", blocks._index, blocks._cache, replace(blocks.record, shards=listed), 16, True)
     whole = read(blocks)
     for cut in (1, len(blocks) // 3, len(blocks) - 1):
         parts = blocks.part(0, cut), blocks.part(cut, len(blocks))
@@ -205,6 +206,8 @@ def test_tokens_of_the_same_sizes_are_told_apart(made):
     """Neither the chunks in the cache, nor what was counted in them, are taken for those of others."""
     texts = [blocks_of(made([{"text": text}])[0], 4) for text in ("qwertyuiop", "bcdefghijk")]
     assert [each._index.size.tolist() for each in texts] == 2 * [texts[0]._index.size.tolist()]
+    of_shards = [each.shard_hashes() for each in texts]
+    assert of_shards[0].keys() == of_shards[1].keys() and of_shards[0] != of_shards[1]
     found = [[target for _, target in pairs(read(blocks))] for blocks in texts]
     assert found == [[*b"qwertyuiop", END], [*b"bcdefghijk", END]]
     prompts = [
@@ -222,7 +225,7 @@ def test_no_flipped_bit_is_read(made):
     part, shard = index.part(number), int(index.shard[number])
     data = (Path(index.shards.folder) / index.shards.files[shard].name).read_bytes()
     tail, body = data[len(data) - index.tails[shard] :], data[part.start : part.start + part.size]
-    reader = ParquetChunks("--data.path", "x")
+    reader = ParquetChunks("--data.path", "x", "")
 
     def table(body):
         return reader.table(Chunk(index.shards.files[shard], part, body, tail), index.features)
@@ -240,8 +243,8 @@ def test_no_flipped_bit_is_read(made):
 
 def test_weights_of_texts_are_in_no_memory(made):
     blocks = blocks_of(made([{"text": text} for text in TEXTS])[0], 2)
-    arrays = [value for value in vars(blocks).values() if isinstance(value, np.ndarray)]
-    assert arrays and all(len(array) <= len(blocks._index.rows) for array in arrays) and len(blocks.weights) > 500
+    held = [value for value in vars(blocks).values() if isinstance(value, np.ndarray | Pieces)]
+    assert held and all(len(each) <= len(blocks._index.rows) for each in held) and len(blocks.weights) > 500
 
 
 def test_a_chunk_is_read_where_it_lies(made):

@@ -16,15 +16,10 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 from app.checkpoints.export import save_model
 from app.data.tables.labels import MULTI, REGRESSION, SINGLE
-from app.data.text.labeled_text import (
-    PadCollate,
-    check_tokenizer,
-    identity,
-    own_tokenizer,
-    read_texts,
-    tokenize,
-    train_tokenizer,
-)
+from app.data.text.encoding import identity, read_texts
+from app.data.text.labeled_text import own_tokenizer, tokenize
+from app.data.text.tokenizer import check_tokenizer, train_tokenizer
+from app.data.text.tokens import PadCollate
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 
@@ -143,12 +138,15 @@ def test_texts_that_cannot_be_used_say_why(tokenizer):
 SECOND_PROCESS = """
 import sys
 import app.data.tables.builtin, app.data.text.labeled_text
-from app.data.text.labeled_text import load_tables, read_texts, tokenize, train_tokenizer
+from app.data.loading import load_tables
+from app.data.text.encoding import read_texts
+from app.data.text.labeled_text import tokenize
+from app.data.text.tokenizer import train_tokenizer
 import datasets
 from transformers import AutoTokenizer
 def again(*arguments, **keywords):
     raise AssertionError("done again")
-app.data.tables.builtin.stdlib_rows = app.data.text.labeled_text._encode = again
+app.data.tables.builtin.stdlib_rows = app.data.text.labeled_text.Encoder.__call__ = again
 from app.data.config import TextData
 tables = load_tables(TextData())
 train, evaluation = tables.train, tables.evaluation

@@ -11,8 +11,8 @@ from support.tables import labels_of, load, refused
 
 from app.data.config import PairData
 from app.data.graphs import readers
+from app.data.loading import open_source
 from app.data.tables.columns import check_texts
-from app.data.tables.sources import open_source
 from app.data.text.pair_text import load_pairs
 from app.errors import UserError
 

@@ -41,10 +41,14 @@ TWO = [*LAUNCH, "ddp_cpu:2"]
 # The environment, what starts the recipe, what the shell does with its output, and variables that are not set.
 FINE = {
     "no threads, no TMPDIR": ({"OMP_NUM_THREADS": "", "TMPDIR": "/no/such", **ASCII}, TWO, "", ()),
-    "a list of threads, POSIX, no HOME": ({"OMP_NUM_THREADS": "2,1", "LC_ALL": "POSIX"}, LAUNCH, "", ("HOME",)),
     "HOME that cannot be written, no stdout": ({"HOME": "/proc/nothing"}, (), ">&-", ()),
     "no stderr": ({}, (), "2>&-", ()),
-    "neither": ({}, LAUNCH, ">&- 2>&-", ()),
+    "a list of threads, POSIX, no HOME, no output": (
+        {"OMP_NUM_THREADS": "2,1", "LC_ALL": "POSIX"},
+        LAUNCH,
+        ">&- 2>&-",
+        ("HOME",),
+    ),
 }
 
 

@@ -17,6 +17,9 @@ from torch import nn
 from torchmetrics.classification import MulticlassAUROC
 
 from app import OptimConfig, Run, RunConfig, UserError
+from app.data.config import TextData
+from app.data.mixtures.joined import MixedRows
+from app.data.mixtures.mix_file import read_mix
 from app.distributed.environment import report_user_errors
 from app.sampling.batch_plan import Step, Turn
 from app.training.feeding.weighing import agreed
@@ -158,6 +161,13 @@ def static(run, model):
     run.prepare(nn.Linear(2, 2), OptimConfig())
 
 
+def mixture(folder, rank):
+    """Return the rows of two sources, mixed as a file says that is another one on each rank."""
+    file = folder / f"mix-{rank}.yaml"
+    file.write_text(f"sources: [{{name: a, path: a, weight: {1 + rank}}}, {{name: b, path: b, weight: 1}}]")
+    return MixedRows(read_mix(TextData(), str(file)), [DATA[:10], DATA[10:]])
+
+
 class Broken(list):
     """Rows, one of which cannot be read."""
 
@@ -210,6 +220,7 @@ def main(folder, rank, chosen):
         "batchnorm": lambda: train(folder / "batchnorm", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))),
         "drift": lambda: train(folder / "drift", nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), spoil=drift),
         "other data": lambda: train(folder / "other", nn.Linear(4, 3), rows=DATA[: 20 - rank]),
+        "other mix": lambda: train(folder / "other mix", nn.Linear(4, 3), rows=mixture(folder, rank)),
         "stopping": lambda: stopping(folder / "stopping"),
         "other contents": lambda: apart(folder / "contents", [*DATA[:12], DATA[12] + rank, *DATA[13:]]),
         "broken rows": lambda: apart(folder / "broken", Broken(DATA) if rank else DATA),

@@ -1,12 +1,13 @@
-"""Stage and write states on any layout, and count what each process staged: staging.py FOLDER [parts].
+"""Stage and write states on any layout, and count what each process staged: staging.py FOLDER [COMMANDS].
 
-parts: of four processes; see parts.py.
+COMMANDS: of four processes, recipes to run then, in a file as for many.py; and the numbers of parts.py are counted.
 """
 
 import json
 import sys
 from pathlib import Path
 
+import many
 import parts
 import torch
 from torch import nn
@@ -66,7 +67,7 @@ class Own:
         self.table = found["table"]
 
 
-def main(folder: Path, *more: str) -> None:
+def main(folder: Path, commands: str = "") -> None:
     """Write a state after a step, change it, and read it again; then with a state that only one rank has."""
     accelerator = Accelerator()
     torch.manual_seed(3)
@@ -98,8 +99,9 @@ def main(folder: Path, *more: str) -> None:
         same = same and all(a.equal(b) for a, b in zip(moments, again, strict=True))
         report[name] = {"bytes": stager.bytes, "names": stager.names, "same": same, "table": own.table.tolist()}
     (folder / f"rank{accelerator.process_index}.json").write_text(json.dumps(report))
-    if "parts" in more:
+    if commands:
         parts.main(folder)
+        many.main(json.loads(Path(commands).read_text()))
     accelerator.end_training()
 
 

@@ -84,6 +84,10 @@ def test_ranks_that_drift_apart_are_found(told):
 def test_ranks_with_other_data_are_found(told):
     for rank in told[0]:
         assert "rank 1 would go through other samples than rank 0" in rank["other data"]
+        assert (
+            "rank 1 would go through other samples" in rank["other mix"]
+            and "same file of --data.mix" in rank["other mix"]
+        )
 
 
 def test_a_step_that_is_not_finite_and_not_measured_is_named(told, sharded):

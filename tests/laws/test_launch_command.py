@@ -169,6 +169,8 @@ def test_a_preempted_run_of_several_processes_ends_with_75(tmp_path, on):
         (["ddp:2", "recipes/cls.py"], "GPU"),
         (["cpu", "--num_processes", "2", "recipes/cls.py"], "--num_processes: name the profile and its processes"),
         (["--config_file", "x.yaml", "recipes/cls.py"], "--config_file: name the profile"),
+        (["ddp_cpu", "--num_machines", "two", "recipes/cls.py"], "--num_machines two: give the number"),
+        (["ddp_cpu:3", "--num_machines=2", "recipes/cls.py"], "3 processes on 2 machines"),
     ],
 )
 def test_words_that_start_nothing(monkeypatch, words, told):

@@ -43,7 +43,7 @@ def test_nothing_of_a_step_that_is_left_out_stays(left_out, layout, which):
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=pytest.mark.exhaustive)])  # it puts back the same
 def test_each_part_would_keep_something(tmp_path, monkeypatch, part, exact):
     """A control of the law above: each kind of buffer differs where it is not put back."""
     never = train(tmp_path / "never", [part], NEVER, exact=exact)

@@ -57,6 +57,8 @@ def in_laws(recipe, *layouts):
 
 
 PAIRS = [in_laws(recipe, layout) for recipe in SMALL for layout in OTHERS]
+# A second backward pass is refused by app/, whatever the recipe: `make test` plants it in these.
+TWICE = {"cls", "gan", "lm"}
 ALL = [in_laws(recipe, layout) for recipe in SMALL for layout in LAYOUTS]
 MOVES = [in_laws(recipe, *move) for recipe in SMALL for move in itertools.permutations(LAYOUTS, 2)]
 
@@ -94,8 +96,9 @@ def runs(tmp_path_factory, rows, data_cache):
             commands.append(command(layout, recipe, "zero_grad", *WHOLE, file=mistaken[recipe, "zero_grad"]))
         else:
             commands.append(command(layout, recipe, "weight", "--run.steps", 2, file=mistaken[recipe, "weight"]))
-            refused = command(layout, recipe, "twice", file=mistaken[recipe, "second backward"])
-            commands.append((*refused[:2], root / layout / recipe / "second.refused"))
+            if passes_twice(recipe, layout):
+                refused = command(layout, recipe, "twice", file=mistaken[recipe, "second backward"])
+                commands.append((*refused[:2], root / layout / recipe / "second.refused"))
         if recipe == "lm":
             for name, more in (("whole", []), ("stopped", ["--run.stop-at", STOP]), ("stopped", [])):
                 commands.append(command(layout, recipe, f"masked-{name}", *MASKED, *more))
@@ -160,6 +163,11 @@ def runs(tmp_path_factory, rows, data_cache):
 
 def at(layout, turn):
     return [recipe for recipe in SMALL if turns(recipe)[turn] == layout]
+
+
+def passes_twice(recipe, layout):
+    """Tell whether the recipe is run on a layout with a second backward pass."""
+    return recipe in TWICE or layout == turns(recipe)[-1]
 
 
 def leave(run, folder):
@@ -276,7 +284,7 @@ def test_a_mistake_in_the_loop_is_seen_between_layouts(runs, recipe, layout):
     assert furthest(healthy, mistaken, "grad_norm") > 1e-3
 
 
-@pytest.mark.parametrize(("recipe", "layout"), PAIRS)
+@pytest.mark.parametrize(("recipe", "layout"), [pair for pair in PAIRS if passes_twice(*pair.values)])
 def test_a_second_backward_pass_is_refused(runs, recipe, layout):
     """The mistake is planted into the recipe's text; gradients would synchronise in the first backward pass."""
     assert "a second run.backward in one turn" in (runs(layout, recipe) / "second.refused").read_text()

@@ -6,8 +6,9 @@ import json
 import datasets
 import pytest
 import yaml
-from support.launching import ROOT, launch_all, metrics, python, saved_state, scores, steps, train_all, weights
+from support.launching import ROOT, launch_all, metrics, saved_state, scores, steps, train_all, weights
 from support.stream_shards import write_members
+from support.token_shards import tokenize, write_rows
 
 CLS, LM = (ROOT / "recipes" / f"{name}.py" for name in ("cls", "lm"))
 LAYOUTS = {
@@ -20,9 +21,9 @@ LAYOUTS = {
 LARGER = ("ddp2", "fsdp2", "fsdp4")  # `make laws` has them
 CHAINED = ("streamed", "corpora")  # cases that begin under FSDP2 x2, go on under DDP x3, and end on one process
 OTHERS = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LARGER)) for name in LAYOUTS if name != "one"]
-STEPS, STOPS = 40, (14, 27)
+STEPS, STOPS = 30, (10, 20)
 ALL = ["--scratch.width", 32, "--scratch.layers", 1, "--run.log-every", 1, "--run.trackers", "--run.exact", "true"]
-ALL += ["--run.save-every", 100, "--run.eval-every", 20, "--run.steps", STEPS]
+ALL += ["--run.save-every", 100, "--run.eval-every", STEPS // 2, "--run.steps", STEPS]
 # K is 5, which no number of ranks here divides, with 4 or 5 rows each; epochs end inside a step.
 ALL += ["--run.global-batch", 24, "--run.micro-batch", 5]
 SMALL = [*ALL, "--scratch.vocab", 300, "--data.max-length", 32, "--optim.lr", 5e-3, "--data.classes", "a", "b", "c"]
@@ -65,9 +66,9 @@ def write(folder):
         "later": [{"from": 0.5, "weights": {"web": 1, "tar": 1}}],
     }
     (folder / "mix.yaml").write_text(yaml.safe_dump(mix))
-    tokenize(folder)
+    write_tokens(folder)
     web, tar, lines = mix["sources"]
-    before = {"sources": [web, lines, tar | {"weight": 0}], "later": [{"from": 39, "weights": {"tar": 1}}]}
+    before = {"sources": [web, lines, tar | {"weight": 0}], "later": [{"from": STEPS - 1, "weights": {"tar": 1}}]}
     after = {"sources": [web | {"weight": 1}, lines, tar | {"weight": 2}]}
     ahead = {
         "sources": [web, lines, tar | {"weight": 0}],
@@ -78,14 +79,17 @@ def write(folder):
     return folder
 
 
-def tokenize(folder):
-    """Make tokens of a text, in chunks of some blocks, and mix them with lines of text."""
+def write_tokens(folder):
+    """Make tokens of a text, and of answers to prompts, in chunks of some blocks, and mix the text's with lines."""
     text = "\n\n".join(f"{row['text']} and {i * i} is the square of {i}." for i, row in enumerate(rows(203)))
     (folder / "text.txt").write_text(text)
     (folder / "eval.txt").write_text(text[:300])
-    made = [folder / "text.txt", folder / "tokens", "--scratch.tokenizer", "byte", "--tokens-per-chunk", 500]
-    result = python("-m", "app", "tokenize", *made, "--data.txt", "blank-lines")
-    assert result.status == 0, result.output
+    asked = [{"asked": f"the square of {i}?" * (i % 3), "answer": f"It is {i * i}." * (i % 7)} for i in range(203)]
+    write_rows(folder / "asked.jsonl", asked)
+    small = ["--tokens-per-chunk", 500, "--tokens-per-shard", 10**6]
+    assert tokenize(folder / "text.txt", folder / "tokens", *small, "--data.txt", "blank-lines") == 0
+    of_prompts = ["--data.prompt", "asked", "--data.completion", "answer"]
+    assert tokenize(folder / "asked.jsonl", folder / "answers", *small, *of_prompts) == 0
     corpora = {
         "sources": [
             {"name": "tokens", "path": str(folder / "tokens"), "weight": 3, "stream": True},
@@ -96,7 +100,7 @@ def tokenize(folder):
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(tmp_path_factory, data_cache):
     return write(tmp_path_factory.mktemp("streams") / "data")
 
 
@@ -109,20 +113,21 @@ def runs(tmp_path_factory, data, data_cache):
         of_case = {
             "streamed": ["--data.path", data / "web", "--data.stream", "true"],
             "mapped": ["--data.path", data / "web"],
-            "mixed": ["--data.mix", data / "mix.yaml"],
-            "tokens": ["--data.path", data / "tokens", "--data.stream", "true"],
+            # K is 8; micro-batches that are sorted together lie on two of three ranks, and of four.
+            "mixed": ["--data.mix", data / "mix.yaml", "--run.micro-batch", 3, "--data.sort-over", 4],
+            "tokens": ["--data.path", data / "answers", "--data.stream", "true"],  # the last blocks are held out
             "corpora": ["--data.mix", data / "corpora.yaml"],
             **{name: ["--data.mix", data / f"{name}.yaml"] for name in ("before", "after", "ahead")},
         }
         is_lm = case in ("tokens", "corpora")
-        scored = data / ("eval.txt" if is_lm else "eval.jsonl")
-        where = ["--data.eval-path", scored, "--data.window", 2, "--run.dir", root / folder]
+        scored = [] if case == "tokens" else ["--data.eval-path", data / ("eval.txt" if is_lm else "eval.jsonl")]
+        where = [*scored, "--data.window", 2, "--run.dir", root / folder]
         return LM if is_lm else CLS, [*(OF_LM if is_lm else SMALL), *of_case[case], *where, *more], None
 
     @functools.cache
     def launched(layout):
         if layout == "one":
-            words = [flags(f"one/{case}", case) for case in (*CASES, "mapped")]
+            words = [*(flags(f"one/{case}", case) for case in CASES), flags("one/mapped", "mapped", "--run.stop-at", 1)]
             words += [flags("one/workers-1", "streamed", "--run.workers", 1, "--run.steps", 12)]
             words += [flags("one/workers-4", "mixed", "--run.workers", 4, "--run.steps", 12)]
             words += [flags("one/ahead", "ahead")]
@@ -208,8 +213,9 @@ def test_cases_are_what_they_claim(runs):
                 mean = sum(count * line.get(f"loss/{name}", 0) for name, count in new.items()) / 24
                 assert mean == pytest.approx(line["loss"], rel=1e-5)
     half, whole = (metrics_at(runs("one", "mixed"), step) for step in (STEPS // 2, STEPS))
-    assert sum(half.values()) == 480 and sum(whole.values()) == 960
-    assert abs(half["lines"] - 480 * 2 / 9) <= 5 and abs(half["tar"] - 480 / 9) <= 5
+    count = 24 * STEPS // 2
+    assert sum(half.values()) == count and sum(whole.values()) == 2 * count
+    assert abs(half["lines"] - count * 2 / 9) <= 5 and abs(half["tar"] - count / 9) <= 5
     assert whole["lines"] == 150  # its three epochs
     assert abs((whole["web"] - half["web"]) - (whole["tar"] - half["tar"])) <= 8
     assert steps(runs("one", "mapped"))[0]["ids"] != steps(runs("one", "streamed"))[0]["ids"]

@@ -13,6 +13,8 @@ ORDER = [
     *("errors", "storage", "config", "sampling", "distributed", "launching", "rundir", "data", "checkpoints"),
     *("training", "tasks", "run", "commands", "__main__"),
 ]
+# Of the same, in app/data: tables are read; as streams, by chunks; in mixtures, several; and loading takes all three.
+READING = ["tables", "streams", "mixtures", "loading"]
 
 
 def modules() -> list[Path]:
@@ -60,6 +62,14 @@ def test_arrows_point_down(path):
     own = ORDER.index(path.relative_to(APP).parts[0].removesuffix(".py"))
     above = [name for name in imported(path) if (room := room_of(name)) in ORDER and ORDER.index(room) > own]
     assert above == []
+
+
+@pytest.mark.parametrize("package", READING)
+def test_arrows_point_down_in_reading(package):
+    above = READING[READING.index(package) + 1 :]
+    paths = [*(APP / "data" / package).glob("*.py"), *(APP / "data").glob(f"{package}.py")]
+    names = {name for path in paths for name in imported(path) if name.startswith("app.data.")}
+    assert paths and [name for name in names if name.split(".")[2] in above] == []
 
 
 @pytest.mark.parametrize("room", ["data", "tasks", "sampling", "distributed"])

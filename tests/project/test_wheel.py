@@ -106,6 +106,9 @@ def test_it_has_every_module_every_recipe_and_every_profile(installed):
     assert {str(file.relative_to(installed)) for file in (installed / "app").rglob("*.py")} == modules
     profiles = {file.name for file in (installed / "app" / "accelerate_configs").iterdir()}
     assert profiles == {file.name for file in PROFILES.glob("*.yaml")}
+    templates = Path("commands", "submit", "templates")
+    job_files = {file.name for file in (installed / "app" / templates).iterdir()}
+    assert job_files == {file.name for file in (ROOT / "app" / templates).iterdir()} != set()
     assert (installed / "app" / "py.typed").exists()  # or type checkers would not read its types
 
 

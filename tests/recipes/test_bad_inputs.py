@@ -114,23 +114,28 @@ def test_the_first_process_of_each_machine_speaks_before_the_ranks_meet(rows, tm
         assert times or time.monotonic() - began > SILENCE
 
 
-def test_every_rank_fails_with_one_message(rows, tmp_path):
-    """Too many processes for the micro-batches, and an error of the main process alone, are told once."""
-    common = ["--run.dir", tmp_path / "run"]
-    result = launch("ddp_cpu", 2, TOY, *common, "--run.global-batch", 16, "--run.micro-batch", 16)
+def test_every_rank_fails_with_one_message(tmp_path):
+    """Too many processes for the micro-batches are told once."""
+    words = [TOY, "--run.dir", tmp_path / "run", "--run.global-batch", 16, "--run.micro-batch", 16]
+    result = launch("ddp_cpu", 2, *words)
     assert result.status != 0 and 'File "' + str(TOY) not in result.output
     assert errors(result.output) == [
         "error: 2 processes for 1 micro-batch (global batch 16 = 1 x 16): at most 1 can work; "
         "use --run.micro-batch 8 or a larger --run.global-batch"
     ]
-    common += QUICK
-    result = launch("ddp_cpu", 2, RECIPE, *common, "--data.path", rows(101), "--data.label", "colour", timeout=60)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.exhaustive  # tests/laws/test_launch_command.py has it under FSDP2 and our own launcher
+def test_an_error_of_the_main_process_alone_is_told_once(rows, tmp_path):
+    words = [RECIPE, "--run.dir", tmp_path / "run", *QUICK, "--data.path", rows(101), "--data.label", "colour"]
+    result = launch("ddp_cpu", 2, *words, timeout=60)
     assert len(errors(result.output)) == 1 and "--data.label colour" in errors(result.output)[0]
     assert 'File "' + str(RECIPE) not in result.output
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("profile", "processes"), [("gpu", 1), ("ddp", 2)])
+@pytest.mark.parametrize(("profile", "processes"), [pytest.param("gpu", 1, marks=pytest.mark.exhaustive), ("ddp", 2)])
 def test_more_gpus_than_there_are(tmp_path, profile, processes):
     import torch
 

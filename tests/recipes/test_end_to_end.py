@@ -13,7 +13,6 @@ from support.launching import (
     PROFILES,
     ROOT,
     environment,
-    hsdp_on_cpu,
     launch,
     launch_many,
     metrics,
@@ -22,6 +21,7 @@ from support.launching import (
     run,
     scores,
     steps,
+    train_many,
 )
 
 from app import UserError, parse
@@ -37,8 +37,12 @@ def flags_of(rows, folder, *more):
     return [*SHORT, "--data.path", rows(101), "--data.eval-path", rows(7), "--run.dir", folder, *more]
 
 
-@pytest.mark.parametrize("profile", [pytest.param("ddp_cpu", marks=pytest.mark.exhaustive), "fsdp_cpu"])
-def test_finished_model_is_loaded_by_others(rows, tmp_path, profile):
+# tests/laws/test_layouts.py compares what several processes write with this; `make laws` has them here.
+SEVERAL = [pytest.param(profile, 2, marks=pytest.mark.exhaustive) for profile in ("ddp_cpu", "fsdp_cpu")]
+
+
+@pytest.mark.parametrize(("profile", "processes"), [("cpu", 1), *SEVERAL])
+def test_finished_model_is_loaded_by_others(rows, tmp_path, data_cache, profile, processes):
     """from_pretrained and pipeline() give the evaluation's own score; a run can start from it as a pretrained model."""
     from transformers import AutoModelForSequenceClassification, pipeline
 
@@ -46,7 +50,7 @@ def test_finished_model_is_loaded_by_others(rows, tmp_path, profile):
     same = shutil.copy(rows(101), tmp_path / "same.jsonl")  # what is trained on itself would be refused
     longer = ["--run.steps", 30, "--run.eval-every", 30, "--data.eval-path", same, "--optim.lr", 0.01]
     again = flags_of(rows, tmp_path / "again", "--model", folder / "model")
-    launch_many(profile, 2, RECIPE, [flags_of(rows, folder, *longer), again], tmp_path)
+    train_many(profile, processes, RECIPE, [flags_of(rows, folder, *longer), again], tmp_path)
     model = AutoModelForSequenceClassification.from_pretrained(folder / "model")
     assert type(model).__name__ == "BertForSequenceClassification"
     assert model.config.architectures == ["BertForSequenceClassification"]
@@ -150,31 +154,6 @@ def test_bf16_by_the_profile(rows, tmp_path, bf16, profile, processes):
     assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
 
 
-@pytest.mark.exhaustive  # the shipped profile of it is launched in tests/laws/test_shipped_profiles.py
-def test_hybrid_sharding_by_the_profile(rows, tmp_path):
-    """Two groups of two on CPU ranks: the steps of one process, which also goes on where the groups stopped."""
-
-    def flags(name, *more):
-        exact = "true" if name.startswith("exact") else "false"
-        return flags_of(rows, tmp_path / name, "--run.exact", exact, *more)
-
-    # The profile has the number of processes.
-    commands = [flags("run", "--run.stop-at", 2), flags("exact")]
-    launch_many(hsdp_on_cpu(tmp_path), 1, RECIPE, commands, tmp_path)
-    where = json.loads((tmp_path / "exact" / "run.json").read_text())["layout"]
-    assert (where["wrapping"], where["data_ranks"]) == ("HSDP", 4)
-    recipe = load(RECIPE)
-    for name in ("run", "one", "exact-one"):
-        recipe.main(parse(recipe.Config, [str(word) for word in flags(name)]))
-    pairs = list(zip(steps(tmp_path / "run"), steps(tmp_path / "one"), strict=True))
-    assert all(a["ids"] == b["ids"] and a["loss"] == pytest.approx(b["loss"], rel=1e-5) for a, b in pairs)
-    # Summed over a group's shards, and not over the copies that the groups are.
-    assert all(a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5) for a, b in pairs)
-    assert steps(tmp_path / "exact") == steps(tmp_path / "exact-one")
-    files = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("exact", "exact-one")]
-    assert files[0] == files[1]
-
-
 @pytest.mark.parametrize(
     "rows_of, more, names",
     [
@@ -215,7 +194,7 @@ def test_several_labels_are_scored_by_their_probability(tmp_path):
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    from app.data.text.labeled_text import train_tokenizer
+    from app.data.text.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer(["some words"], 270, 64)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from support.launching import ROOT, launch_many, saved_state, scores, steps, weights
+from support.launching import ROOT, saved_state, scores, steps, train_many, weights
 from support.tables import refused
 
 from app.__main__ import main as app
@@ -255,7 +255,12 @@ def test_predictions_name_the_file_of_each_image(tmp_path):
         assert all(line["prediction"] in ("cat", "dog") for line in lines)
 
 
-def test_batchnorm_under_fsdp_and_what_the_run_leaves(tmp_path):
+# tests/laws/test_buffers.py has running statistics under FSDP2, and tests/commands/test_export.py this recipe.
+SHARDED = pytest.param("fsdp_cpu", 2, marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize(("profile", "processes"), [("cpu", 1), SHARDED])
+def test_batchnorm_and_what_the_run_leaves(tmp_path, data_cache, profile, processes):
     """It trains, says what depends on the layout, resumes to the bit, and its model is what others load."""
     from transformers import AutoModelForImageClassification, pipeline
 
@@ -267,7 +272,7 @@ def test_batchnorm_under_fsdp_and_what_the_run_leaves(tmp_path):
     longer = [*common, "--run.steps", 40, "--optim.lr", 0.02, *group]
     commands = [[*small, *whole], [*small, *stopped, "--run.stop-at", 2], [*small, *stopped], longer]
     again = ["--run.dir", tmp_path / "again", "--model", tmp_path / "group" / "model"]
-    launch_many("fsdp_cpu", 2, RECIPE, [*commands, [*common, "--run.steps", 2, *again]], tmp_path)
+    train_many(profile, processes, RECIPE, [*commands, [*common, "--run.steps", 2, *again]], tmp_path)
     assert steps(tmp_path / "stopped") == steps(tmp_path / "whole")
     # Running statistics are the main process's on all ranks: scored with, saved, resumed, exported.
     assert scores(tmp_path / "stopped") == scores(tmp_path / "whole")

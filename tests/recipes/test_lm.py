@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.launching import ROOT, launch, metrics, scores, steps, weights
+from support.launching import ROOT, launch, metrics, scores, steps
 from support.token_shards import tokenize
 from torch import nn
 from transformers import (
@@ -45,13 +45,21 @@ def train(folder, path, *more) -> dict:
     return lm.main(parse(lm.Config, [str(word) for word in words]))
 
 
-def test_under_fsdp_with_tied_embeddings(rows, tmp_path):
+# tests/laws/test_recipes.py has the model's files and scores under FSDP2.
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_with_tied_embeddings(rows, tmp_path, capsys, processes):
     """What it prints and logs; and that others load the model and get its score, document by document."""
     held_out = rows(5)
-    flags = [*SMALL, "--data.path", rows(60), "--data.eval-path", held_out, "--run.dir", tmp_path / "run"]
-    result = launch("fsdp_cpu", 2, RECIPE, *flags, "--run.steps", 6, "--sample", "alpha ", "--sample-length", 9)
-    assert result.status == 0, result.output
-    assert len(re.findall(r"^  \| alpha .*", result.output, re.MULTILINE)) == 1
+    flags = ["--data.eval-path", held_out, "--run.steps", 6, "--sample", "alpha ", "--sample-length", 9]
+    if processes == 1:
+        train(tmp_path / "run", rows(60), *flags)
+        printed = capsys.readouterr().out
+    else:
+        words = [*SMALL, "--data.path", rows(60), "--run.dir", tmp_path / "run", *flags]
+        result = launch("fsdp_cpu", processes, RECIPE, *words)
+        assert result.status == 0, result.output
+        printed = result.output
+    assert len(re.findall(r"^  \| alpha .*", printed, re.MULTILINE)) == 1
     line, score = steps(tmp_path / "run")[-1], scores(tmp_path / "run")[-1]
     assert "tokens_per_second" not in line
     logged = next(line for line in metrics(tmp_path / "run") if "ids" in line)
@@ -97,20 +105,6 @@ def test_a_run_on_tokens_is_the_run_on_the_texts(rows, tmp_path, flags):
     train(tmp_path / "run", tmp_path / "tokens", "--scratch.tokenizer", "bpe", *few)
     assert steps(tmp_path / "run") == steps(tmp_path / "texts")
     assert scores(tmp_path / "run") == scores(tmp_path / "texts")
-
-
-def test_on_tokens_every_layout_sees_the_same_samples(rows, tmp_path):
-    """In many chunks, of which the last blocks are held out; and the bits are the same in exact mode."""
-    tokenize(rows(60), tmp_path / "tokens", "--data.prompt", "label", "--data.completion", "text")
-    flags = ["--run.steps", 9, "--run.eval-every", 4, "--run.exact", "true", "--run.epochs", 0]
-    train(tmp_path / "one", tmp_path / "tokens", *flags)
-    two = [*SMALL, "--data.path", tmp_path / "tokens", "--run.dir", tmp_path / "two", *flags]
-    result = launch("ddp_cpu", 2, RECIPE, *two)
-    assert result.status == 0, result.output
-    assert steps(tmp_path / "two") == steps(tmp_path / "one") and len(steps(tmp_path / "one")) == 9
-    assert weights(tmp_path / "two") == weights(tmp_path / "one")
-    for line, other in zip(scores(tmp_path / "two"), scores(tmp_path / "one"), strict=True):
-        assert line == pytest.approx(other, rel=1e-6)
 
 
 def test_a_model_needs_the_tokenizer_of_the_tokens(rows, tmp_path):

@@ -1,4 +1,7 @@
-"""recipes/seg.py: losses, scores, windows over images of several sizes, and models that others load."""
+"""recipes/seg.py: losses, scores, windows over images of several sizes, and models that others load.
+
+Also laws 3 and 5 where voxels are ignored: the same bits in exact mode on any layout.
+"""
 
 import itertools
 import json
@@ -16,7 +19,7 @@ from monai.networks.nets import UNet
 from PIL import Image
 from safetensors.torch import load_file
 from support.evaluating import as_it_is
-from support.launching import ROOT, scores, steps, train_many
+from support.launching import ROOT, furthest_loss, saved_state, scores, steps, train_many
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from app import UserError
@@ -35,6 +38,10 @@ from app.training.scores.segmentation import Overlap
 RECIPE = ROOT / "recipes" / "seg.py"
 # Of 4 to 16 windows: on two ranks the turns of the evaluation are never alike.
 SIDES = [(16, 16), (60, 70), (33, 18), (9, 40), (40, 40)]
+COLOURS = np.array([(0, 0, 0), (64, 128, 64), (192, 0, 128), (9, 9, 9)], np.uint8)
+VOID = 3  # the class that is ignored
+LOSSES = ("ce-dice", "bce-dice")
+STEPS = 4
 
 
 def draw(*shape, classes=2):
@@ -195,9 +202,38 @@ def test_a_pretrained_model_that_does_not_take_the_patches_is_refused(tmp_path):
         check_patches(model, "some/model", 3, (4, 4))
 
 
+def write_ignored(root):
+    """Write images whose ignored parts are of all sizes, from nothing to the whole image."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 7), ("val", 5)):
+        for index in range(count):
+            mask = np.kron(generator.integers(0, 3, (10, 10)), np.ones((4, 4), int))
+            mask[:, : 8 * index] = VOID
+            for folder, array in ((split, 60 * mask + generator.integers(0, 60, mask.shape)), (f"{split}annot", mask)):
+                (root / folder).mkdir(parents=True, exist_ok=True)
+                picture = COLOURS[mask] if folder.endswith("annot") else array.astype(np.uint8)
+                Image.fromarray(picture).save(root / folder / f"{index}.png")
+    lines = [" ".join(map(str, colour)) + f" class {number}\n" for number, colour in enumerate(COLOURS)]
+    (root / "classes.txt").write_text("".join(lines))
+
+
+def ignoring(root, profile):
+    """Return the commands that train with each loss while voxels are ignored; on one process also while none is."""
+    data = root / "ignored"
+    common = ["--data.path", data, "--data.classes", data / "classes.txt", "--data.patch", 16]
+    common += ["--run.global-batch", 10, "--run.micro-batch", 4, "--run.exact", "true", "--scratch.channels", 4, 8]
+    common += ["--run.steps", STEPS, "--run.eval-every", 2, "--run.log-every", 1, "--run.trackers"]
+    ignore = ["--data.ignore", VOID]
+    commands = [[*common, *ignore, "--loss", loss, "--run.dir", root / profile / loss] for loss in LOSSES]
+    return [*commands, *([[*common, "--run.dir", root / profile / "nothing"]] if profile == "cpu" else [])]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data_cache):
-    """Give the folder of runs on one process and on FSDP2 x2, over images of several sizes; and the data."""
+    """Give the folder of runs on one process and on FSDP2 x2, over images of several sizes; and the data.
+
+    And of runs that ignore voxels.
+    """
     from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
     root, generator = tmp_path_factory.mktemp("seg"), np.random.default_rng(0)
@@ -210,8 +246,9 @@ def trained(tmp_path_factory, data_cache):
     shape = {"hidden_sizes": [8] * 4, "num_attention_heads": [1] * 4, "depths": [1] * 4, "sr_ratios": [1] * 4}
     tiny = SegformerConfig(**shape, decoder_hidden_size=8)
     SegformerForSemanticSegmentation(tiny).save_pretrained(root / "segformer")
+    write_ignored(root / "ignored")
     common = ["--data.path", root / "data", "--data.patch", 16, "--run.global-batch", 6, "--run.micro-batch", 2]
-    common += ["--run.steps", 4, "--run.eval-every", 2, "--run.log-every", 1, "--run.trackers"]
+    common += ["--run.steps", STEPS, "--run.eval-every", 2, "--run.log-every", 1, "--run.trackers"]
     small = ["--scratch.channels", 8, 16, "--run.exact", "true", "--scratch.norm", "group", "--loss", "bce-dice"]
     volume = ["--data.path", "builtin:grains", "--data.dims", 3, "--data.patch", 8, 16, 16, "--data.overlap", 0]
     for profile, processes in (("cpu", 1), ("fsdp_cpu", 2)):
@@ -219,8 +256,41 @@ def trained(tmp_path_factory, data_cache):
         commands.append([*common, "--model", root / "segformer", "--run.dir", root / profile / "segformer"])
         if profile == "cpu":
             commands.append([*common, *small, *volume, "--run.steps", 1, "--run.dir", root / profile / "volume"])
-        train_many(profile, processes, RECIPE, commands, root, timeout=400)
+        train_many(profile, processes, RECIPE, [*commands, *ignoring(root, profile)], root, timeout=400)
     return root
+
+
+@pytest.fixture(scope="module")
+def under_ddp(trained):
+    """Give the same folder, with runs that ignore voxels under DDP x2 too."""
+    train_many("ddp_cpu", 2, RECIPE, ignoring(trained, "ddp_cpu"), trained, timeout=400)
+    return trained
+
+
+def check_ignored(root, profile, loss):
+    reference, other = root / "cpu" / loss, root / profile / loss
+    assert steps(other) == steps(reference) and len(steps(reference)) == STEPS
+    assert scores(other) == scores(reference)
+    assert saved_state(other, STEPS) == saved_state(reference, STEPS)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_ignored_voxels_weigh_the_same_under_fsdp(trained, loss):
+    check_ignored(trained, "fsdp_cpu", loss)
+
+
+@pytest.mark.exhaustive  # it gets the weights of micro-batches that FSDP2 gets; what it makes of them others test
+@pytest.mark.parametrize("loss", LOSSES)
+def test_ignored_voxels_weigh_the_same_under_ddp(under_ddp, loss):
+    check_ignored(under_ddp, "ddp_cpu", loss)
+
+
+def test_what_is_ignored_changes_the_run(trained):
+    """A control: without --data.ignore the losses are others, and the fourth class has a score."""
+    ignored, counted = (trained / "cpu" / name for name in ("ce-dice", "nothing"))
+    assert furthest_loss(steps(ignored), steps(counted)) > 1e-3
+    assert "eval/dice_class 3" in scores(counted)[-1] and "eval/dice_class 3" not in scores(ignored)[-1]
+    assert scores(ignored)[-1]["eval/samples"] == 5
 
 
 def test_images_of_several_sizes_on_fsdp(trained):

@@ -1,5 +1,7 @@
 """lanes: samples are dealt like cards, and a step's micro-batches are its lanes, of nearly equal size."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,20 +29,23 @@ def test_lanes_have_all_samples_together_at_any_size(samples, lanes):
 
 
 @properties
-@given(st.integers(0, 10**12), st.integers(1, 80), st.integers(1, 20), st.integers(1, 80))
-def test_a_step_is_cut_by_lanes_and_no_micro_batch_is_too_large(low, global_batch, micro_batch, size):
-    """Also a short step, which has fewer micro-batches than lanes."""
-    size, lanes = min(size, global_batch), -(-global_batch // micro_batch)
-    micros = micro_batches(low, low + size, lanes, micro_batch)
+@given(st.integers(0, 10**12), st.integers(1, 80), st.integers(1, 20), st.integers(1, 80), st.integers(1, 80))
+def test_a_step_is_cut_by_lanes_and_no_micro_batch_is_too_large(low, global_batch, micro_batch, size, shared):
+    """Also a short step, which has fewer micro-batches than a full one, and lanes that several micro-batches share."""
+    size, full = min(size, global_batch), -(-global_batch // micro_batch)
+    shared = math.gcd(full, shared)
+    lanes = full // shared
+    micros = micro_batches(low, low + size, lanes, micro_batch, shared)
     sizes = [len(samples) for samples in micros]
     assert np.array_equal(np.sort(np.concatenate(micros)), np.arange(low, low + size))
-    assert len(micros) == -(-size // micro_batch) and 1 <= min(sizes) <= max(sizes) <= min(micro_batch, min(sizes) + 1)
+    assert len(micros) == -(-size // micro_batch) and min(sizes) >= 1
+    assert max(sizes) <= min(micro_batch, min(sizes) + 1 + (shared > 1))
     lane_of_each = [samples % lanes for samples in micros]
-    if len(micros) == lanes:
-        assert [set(each) for each in lane_of_each] == [{lane} for lane in range(lanes)]
+    if len(micros) == full:
+        assert [set(each) for each in lane_of_each] == [{lane} for lane in range(lanes) for _ in range(shared)]
     assert np.all(np.diff(np.concatenate(lane_of_each)) >= 0)
 
 
 def test_more_micro_batches_than_lanes_are_refused():
-    with pytest.raises(ValueError, match="13 samples make 4 micro-batches of 4, for 3 lanes"):
+    with pytest.raises(ValueError, match="13 samples make 4 micro-batches of 4, for 3"):
         micro_batches(0, 13, 3, 4)

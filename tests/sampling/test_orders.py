@@ -7,7 +7,7 @@ import pytest
 
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.mixture import Part
-from app.sampling.orders import ByChunks, Mixed, Shuffled, Source, seed_of_source
+from app.sampling.orders import ByChunks, Mixed, Shuffled, SourceOrder, seed_of_source
 
 SIZES = np.random.default_rng(0).integers(1, 30, 60)  # ragged chunks
 ROWS = int(SIZES.sum())
@@ -24,7 +24,7 @@ def mixed(lanes=LANES):
     sizes = [SIZES, np.array([4, 9, 2, 7, 6])]
     parts = [Part(0, (10, 1, 3)), Part(300, (10, 3, 1))]
     orders = [ByChunks(each, lanes, 2, seed_of_source(1, i)) for i, each in enumerate(sizes)]
-    sources = [Source(str(i), each) for i, each in enumerate([*orders, Shuffled(50, 9)])]
+    sources = [SourceOrder(str(i), each) for i, each in enumerate([*orders, Shuffled(50, 9)])]
     return Mixed(sources, parts, lanes)
 
 
@@ -99,7 +99,7 @@ def test_what_is_read_was_announced_a_while_before(kind, ranks):
             here = chunks(np.concatenate([turn.ids for turn in ours.step(step, rank, ranks).turns]))
             late += len(here - told) if step else 0
             needed |= here
-            coming = ours.coming(step, rank, ranks)
+            coming = ours.coming(ours.step(step, rank, ranks), step, rank, ranks)
             assert here <= chunks(coming)
             told |= chunks(coming)
         # Lanes are shared by other rules in the run's last steps, and a source's share may begin to grow.
@@ -126,6 +126,17 @@ def test_fingerprints_tell_orders_apart():
 
 def test_sources_must_fit_the_mixture():
     with pytest.raises(ValueError, match="do not fit"):
-        Mixed([Source("a", Shuffled(5, 0)), Source("b", by_chunks(5))], [Part(0, (1, 1))], 4)
+        Mixed([SourceOrder("a", Shuffled(5, 0)), SourceOrder("b", by_chunks(5))], [Part(0, (1, 1))], 4)
     with pytest.raises(ValueError, match="do not fit"):
-        Mixed([Source("a", Shuffled(5, 0))], [Part(0, (1, 1))], 4)
+        Mixed([SourceOrder("a", Shuffled(5, 0))], [Part(0, (1, 1))], 4)
+
+
+def test_a_mix_that_is_planned_ahead_begins_at_its_step_after_a_short_one():
+    """A run of 55 samples in steps of 20, the last one of 15, is made longer by three steps."""
+    sources = [SourceOrder("a", Shuffled(60, 0)), SourceOrder("b", Shuffled(60, 1))]
+    planned = Mixed(sources, [Part(0, (1, 0)), Part(20, (3, 1)), Part(80, (1, 1)), Part(100, (0, 1))], 1)
+    saved = Mixed(sources, [Part(0, (1, 0)), Part(20, (3, 1))], 1)
+    order = planned.going_on(saved.parts, 55, short=5)
+    assert [part.start for part in order.parts] == [0, 20, 75, 95]
+    counts = [order.counts(seen)["b"] for seen in (20, 55, 75, 95, 115)]
+    assert [after - before for before, after in itertools.pairwise(counts)] == [9, 5, 10, 20]

@@ -57,6 +57,19 @@ def test_reading_outlasts_a_fault(shaky, proxy, does):
     assert not any(fault.times for fault in proxy.faults)
 
 
+def test_a_store_that_does_not_answer_is_told_once(near, monkeypatch, capfd, tmp_path):
+    """As with a wrong address: long before it is given up, and without what may be secret in it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:secret@127.0.0.1:9")
+    patience = buckets.PATIENCE._replace(seconds=1, longest_wait=0.2, quiet=0.3)
+    files = BucketStorage(address("s3://nowhere"), tmp_path, patience)
+    for act in (lambda: files.read("a"), lambda: files.entry("b"), files.files, files.entries):
+        with pytest.raises(OSError, match="the store cannot be reached"):
+            act()
+    (line,) = capfd.readouterr().err.splitlines()
+    told = r"waiting for the store of s3://nowhere at http://127.0.0.1:9, which does not answer; it is asked until "
+    assert re.fullmatch(told + r"\d\d:\d\d:\d\d", line)
+
+
 @pytest.mark.parametrize("does", ["503", "reset", "slow", "lost"])
 def test_writing_outlasts_a_fault(shaky, proxy, does):
     proxy.faults = [Fault(does, method="PUT")]

@@ -74,6 +74,20 @@ def test_rows_are_streamed(path, there, tmp_path):
         put_beside(index)
 
 
+def test_a_shard_that_changes_is_refused_and_one_that_was_begun_stays_what_it_was(there, tmp_path):
+    index = index_of("--data.path", NAME, find_shards("--data.path", NAME))
+    cache = ChunkCache("--data.path", index, tmp_path / "chunks", 1 << 30)
+    rows = StreamedRows(index, cache, window=4)
+    assert rows[0] == ROWS[0]
+    files = there.datasets["me/rows"]
+    for name in ("data/part-0.parquet", "data/part-2.parquet"):
+        files[name] = files[name].replace(b"the text", b"the TEXT")
+    assert rows.__getitems__(range(40)) == ROWS[:40]  # as the commit of the first read has it
+    with pytest.raises(UserError, match=r"hf://\S+/part-2.parquet has changed since the data were indexed"):
+        rows[41]
+    cache.close()
+
+
 def failed(act):
     with pytest.raises(UserError) as told:
         act()

@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, headers, data, len(data) // 2 if does == "truncated" else None)
 
     def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        hidden = {"if-match", "if-none-match"} if self.of.lies and self.command in ("PUT", "POST") else set()
+        hidden = {"if-match", "if-none-match"} if self.of.lies and self.command in ("PUT", "POST", "GET") else set()
         connection = http.client.HTTPConnection(self.of.target, timeout=60)
         connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
         for name, value in self.headers.items():

@@ -22,6 +22,8 @@ class Hub:
         self.blobs: dict[str, bytes] = {}
         self.datasets: dict[str, dict[str, bytes]] = {}
         """Data sets by name, each with its files; a name may end in @ and a revision other than main."""
+        self.commits: dict[tuple[str, str], dict[str, bytes]] = {}
+        """By a data set's name and a commit that was told to somebody: the files as they were then."""
         self.gated: set[str] = set()
         self.failing: list[int] = []
         """Statuses of the next answers about data sets, in place of what is asked for."""
@@ -71,11 +73,14 @@ class _Handler(BaseHTTPRequestHandler):
         )
         name, what, revision, inner = found.groups()
         files = self.hub.datasets.get(name if revision in (None, "main") else f"{name}@{revision}")
+        files = files or self.hub.commits.get((name, revision))
         if self.hub.failing:
             return self._refuse(self.hub.failing.pop(0))
         if files is None:
             known = name in self.hub.datasets
             return self._refuse(404, "RevisionNotFound" if known else "RepoNotFound")
+        for content in files.values():
+            self.hub.commits.setdefault((name, _oid(content)), dict(files))
         if what == "resolve":
             return self._send_file(name, files.get(inner))
         if what == "tree":
@@ -145,6 +150,11 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer({"error": f"no such thing: {self.path}"}, 404)
 
 
+def _oid(content: bytes) -> str:
+    """Name contents; the commit that has brought them has the same name here."""
+    return hashlib.sha1(content).hexdigest()
+
+
 def _entries(files: dict[str, bytes], below: str, recursive: bool) -> Iterator[dict]:
     """Yield what the Hub says of the files and folders below a folder."""
     folders = set()
@@ -156,7 +166,7 @@ def _entries(files: dict[str, bytes], below: str, recursive: bool) -> Iterator[d
             folders.add(head)
             yield {"type": "directory", "oid": "0" * 40, "size": 0, "path": below + head}
         if recursive or not slash:
-            oid = hashlib.sha1(content).hexdigest()
+            oid = _oid(content)
             commit = {"id": oid, "title": "x", "date": "2026-01-01T00:00:00.000Z"}
             yield {"type": "file", "oid": oid, "size": len(content), "path": path, "lastCommit": commit}
 

@@ -23,12 +23,12 @@ from app.data.graphs import readers as graphs
 from app.data.graphs.store import ARRAYS
 from app.data.images.formats import ENDINGS, EXACT, LOSSY
 from app.data.images.image_column import ImageColumn
+from app.data.loading import open_source
 from app.data.streams.chunk_cache import ChunkCache, folder_of
 from app.data.streams.index import index_of
 from app.data.streams.rows import StreamedRows
 from app.data.streams.shards import find_shards
 from app.data.tables.files import READERS
-from app.data.tables.sources import open_source
 from app.data.volumes.class_file import read_classes
 from app.data.volumes.nifti import ENDINGS as NIFTI
 from app.data.volumes.pairs import read_image, read_mask
@@ -362,7 +362,8 @@ def _stream(kind: str) -> Format:
     def read(file: Path, folder: Path) -> Any:
         index = index_of("--data.path", str(file), find_shards("--data.path", str(file)))
         with contextlib.closing(ChunkCache("--data.path", index, folder_of(index), 1 << 30)) as chunks:
-            return StreamedRows(index, chunks, window=1).__getitems__(range(len(ROWS)))
+            rows = StreamedRows(index, chunks, window=1)
+            return rows.__getitems__(range(len(rows)))
 
     unseen = frozenset({"flipped"}) if kind in ("parquet", "tar") else frozenset()
     return Format(write, read, text=kind == "jsonl", unseen=unseen)
@@ -413,7 +414,7 @@ FORMATS: dict[str, Format] = {
     "classes of masks": _lines(
         "classes.txt",
         "0 0 0 nothing\n255 0 0 iron\n0 255 0 rust\n",
-        lambda file, folder: [part if isinstance(part, tuple) else part.tolist() for part in read_classes(str(file))],
+        lambda file, folder: [getattr(part, "tolist", lambda p=part: p)() for part in read_classes(str(file))],
         frozenset({"cut"}),
     ),
     "config": _lines(

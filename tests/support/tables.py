@@ -10,7 +10,8 @@ import datasets
 import pytest
 
 from app.data.config import TableData, TextData
-from app.data.text.labeled_text import load_tables, read_labels
+from app.data.loading import load_tables
+from app.data.tables.labels import read_labels
 from app.errors import UserError
 
 

@@ -10,7 +10,7 @@ from support.tables import refused
 from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
-from app.data.text.labeled_text import train_tokenizer
+from app.data.text.tokenizer import train_tokenizer
 from app.tasks.pretrained import load_model, load_processor, load_tokenizer, longest_input
 
 

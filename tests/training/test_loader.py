@@ -11,8 +11,10 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
+from app.data.rows import MISSING
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan
+from app.sampling.orders import ByChunks
 from app.training.feeding.loader import load
 
 CPU = torch.device("cpu")
@@ -134,6 +136,38 @@ def test_rows_are_asked_for_together_where_the_data_can():
     assert all(type(i) is int for ids in Many.asked for i in ids)
 
 
+class Elsewhere(Squares):
+    """Rows that must be fetched."""
+
+    def __init__(self):
+        self.told = []
+
+    def prepare(self, samples):
+        self.told.append(samples.tolist())
+
+    def close(self):
+        pass
+
+
+@WORKERS
+def test_rows_that_are_fetched_are_announced_and_each_step_is_planned_once(workers, monkeypatch):
+    """Planned in this process alone: workers are given the steps."""
+    planned, plan_step, data = [], BatchPlan.step, Elsewhere()
+
+    def counted(plan, index, rank, ranks):
+        assert torch.utils.data.get_worker_info() is None
+        planned.append(index)
+        return plan_step(plan, index, rank, ranks)
+
+    monkeypatch.setattr(BatchPlan, "step", counted)
+    found = items(workers=workers, data=data, rank=1, ranks=2)
+    assert planned == [*range(PLAN.steps)]
+    monkeypatch.undo()
+    assert plain(found) == plain(items(workers=workers, rank=1, ranks=2))
+    for step, told in zip(found, data.told, strict=True):
+        assert {i for turn in step.turns for i in turn.ids.tolist()} <= {*told}
+
+
 @WORKERS
 def test_ids_stay_numpy_and_inputs_stay_what_collate_made(workers):
     turn = items(workers=workers)[0].turns[0]
@@ -229,3 +263,85 @@ def collect(value, found: list) -> None:
     elif hasattr(value, "values"):
         for item in value.values():
             collect(item, found)
+
+
+class Texts:
+    """Rows of lengths that look random, of which one may be missing. Each reading draws a random number, as some do."""
+
+    def __init__(self, missing=None):
+        self.missing, self.drawn = missing, []
+
+    def __len__(self):
+        return 203
+
+    def __getitems__(self, ids):
+        self.drawn.append(random.random())
+        return [MISSING if i == self.missing else [i] * (i * 37 % 50 + 1) for i in ids]
+
+
+def in_lanes(sort_over: int, total=1000) -> BatchPlan:
+    """Plan steps of 46 samples in 8 micro-batches, of which some share a lane; a ramp begins with smaller ones."""
+    plan = BatchPlan(203, total, 46, 6, seed=5, ramp=((3, 20),))
+    return plan.ordered(ByChunks(np.full(29, 7), 8 // sort_over, 2, 5, sort_over))
+
+
+def padded(rows: list) -> dict:
+    return {"ids": [row[0] for row in rows], "real": sum(map(len, rows)), "size": len(rows) * max(map(len, rows))}
+
+
+def each_micro_batch(plan, ranks=1, workers=0, data=None, weigh=None) -> dict:
+    """Return what is made of each micro-batch: its samples, inputs and weight, by step and number."""
+    found = {}
+    for rank in range(ranks):
+        given = data or Texts()
+        loaded = load(plan, range(plan.steps), given, padded, rank, ranks, CPU, workers, weigh=weigh, length=len)
+        for step in loaded:
+            for turn in step.turns:
+                if not turn.idle:
+                    found[step.index, turn.index] = turn.ids.tolist(), turn.inputs, turn.weight, turn.missing
+    return found
+
+
+@pytest.mark.parametrize("sort_over", [2, 4, 8])
+def test_micro_batches_that_share_a_lane_are_sorted_together_on_any_layout(sort_over):
+    """The samples of a step stay, each micro-batch keeps its size, and ranks and workers see the same ones."""
+    plan, sizes = in_lanes(sort_over), {}
+    whole = each_micro_batch(plan)
+    for step in range(plan.steps):
+        planned = plan.micro_batches(step)
+        mine = [whole[step, index] for index in range(len(planned))]
+        for first in range(0, len(planned), sort_over):
+            together = mine[first : first + sort_over]
+            ids = [i for own, _ in planned[first : first + sort_over] for i in own]
+            assert sorted(i for each in together for i in each[0]) == sorted(ids)
+            lengths = [int(i) * 37 % 50 for each in together for i in each[0]]
+            assert lengths == sorted(lengths, reverse=True)
+        assert [len(each[0]) for each in mine] == [len(ids) for ids, _ in planned] == [each[2] for each in mine]
+        assert all(each[0] == each[1]["ids"] for each in mine)
+    for ranks in (2, 3, 5, 8):
+        assert each_micro_batch(plan, ranks) == whole
+    assert each_micro_batch(plan, 3, workers=1) == whole
+    for name, made in (("sorted", whole), ("not", each_micro_batch(in_lanes(1)))):
+        sizes[name] = sum(each[1]["size"] for each in made.values()) / sum(each[1]["real"] for each in made.values())
+    assert sizes["sorted"] < (1.4, 1.25, 1.15)[(2, 4, 8).index(sort_over)] < sizes["not"]
+
+
+def test_what_is_missing_of_sorted_micro_batches_is_counted_once():
+    plan = in_lanes(4)
+    whole = each_micro_batch(plan, data=Texts(missing=100), weigh=len)
+    for ranks in (2, 3, 5):
+        assert each_micro_batch(plan, ranks, data=Texts(missing=100), weigh=len) == whole
+    times = sum(100 in ids for step in range(plan.steps) for ids, _ in plan.micro_batches(step))
+    assert times > 3 and sum(each[3] for each in whole.values()) == times
+    assert not any(100 in each[0] for each in whole.values())
+    assert all(each[2] == each[1]["real"] for each in whole.values())
+
+
+def test_reading_what_is_sorted_draws_the_same_random_numbers_on_every_layout():
+    drawn = []
+    for ranks in (1, 3, 8):
+        texts = [Texts() for _ in range(ranks)]
+        for rank, each in enumerate(texts):
+            list(load(in_lanes(4, 300), range(6), each, padded, rank, ranks, CPU, length=len))
+        drawn.append({number for each in texts for number in each.drawn})
+    assert drawn[0] and drawn[0] <= drawn[1] and drawn[0] <= drawn[2]  # idle turns of more ranks draw others as well

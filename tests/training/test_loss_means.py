@@ -35,7 +35,7 @@ def test_it_is_the_mean_of_the_steps_since_the_last_line(tmp_path):
 def stop(run, model, at=5):
     if run.steps_done == at:
         os.kill(os.getpid(), signal.SIGTERM)
-        while not run.services.preemption.asked:  # a thread hears it
+        while not run.services.notice.asked:  # a thread hears it
             time.sleep(0.01)
 
 

@@ -15,7 +15,7 @@ from app import OptimConfig, Run, RunConfig
 def ask(run):
     """Send this process SIGTERM, and wait until its run has heard it."""
     os.kill(os.getpid(), signal.SIGTERM)
-    while not run.services.preemption.asked:
+    while not run.services.notice.asked:
         time.sleep(0.001)
 
 

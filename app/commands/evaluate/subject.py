@@ -84,7 +84,7 @@ def _words(value: Any) -> list[str]:
 
 def settings(file: Path, config: dict[str, Any]) -> list[str]:
     """Return the flags for a recipe to be as a file of settings says, but for what an evaluation has no use for."""
-    flags = ["--config", str(file), "--run.trackers"]
+    flags = ["--config", str(file), "--run.notice=", "--run.trackers"]
     if "ema" in config:  # one or the other is loaded as the weights
         flags += [word for name, value in vars(EMAConfig()).items() for word in (f"--ema.{name}", str(value).lower())]
     return flags

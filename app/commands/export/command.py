@@ -199,7 +199,7 @@ def _write(
     from app.tasks.language.merging import Merged
 
     recipe, imports = code
-    flags = ["--config", str(storage.at(run.folder).down("config.yaml"))]
+    flags = ["--config", str(storage.at(run.folder).down("config.yaml")), "--run.notice="]
     print(f"{recipe}: loading data and building the model, as the run did", flush=True)
     ended = recipe_file.run_to_end(recipe, flags, import_folder=imports)
     accelerator = ended.run.accelerator

@@ -53,7 +53,8 @@ def write(
 
 
 def _without_place(config: dict[str, Any]) -> dict[str, Any]:
-    return {**config, "run": {name: value for name, value in section(config, "run").items() if name != "dir"}}
+    left_out = ("dir", "notice")  # the place of this run; a command, which is not taken from a file
+    return {**config, "run": {name: value for name, value in section(config, "run").items() if name not in left_out}}
 
 
 def _metadata(run: History, recipe: str, scores: dict[str, Any], kind: str) -> "ModelCardData":

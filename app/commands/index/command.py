@@ -22,6 +22,7 @@ from app.errors import printable
 
 if TYPE_CHECKING:
     from app.data.streams.index import Index
+    from app.data.streams.shards import Survey
 
 FLAG = "index"  # names the data in errors
 AT_ONCE = 1000  # chunks to check before the next ones are begun
@@ -46,13 +47,17 @@ def main(options: Options) -> int:
         UserError: there are no shards, or one cannot be read.
     """
     from app.data.streams.index import index_of
-    from app.data.streams.shards import find_shards
+    from app.data.streams.shards import survey
 
     begun = time.monotonic()
-    shards = find_shards(FLAG, options.path, options.split)
-    index = index_of(FLAG, options.path, shards, options.split)
+    surveyed = survey(FLAG, options.path)
+    index = index_of(FLAG, options.path, surveyed.of(options.split), options.split)
     seconds = time.monotonic() - begun
-    for name, text in [*_described(index), ("took", f"{seconds:.1f} s"), ("index", _kept(index, options.split))]:
+    for name, text in [
+        *_described(index, surveyed),
+        ("took", f"{seconds:.1f} s"),
+        ("index", _kept(index, options.split)),
+    ]:
         print(printable(f"{name:<9}{text}"))
     if not options.check:
         return 0
@@ -64,10 +69,13 @@ def main(options: Options) -> int:
     return 1 if damaged else 0
 
 
-def _described(index: "Index") -> Iterator[tuple[str, str]]:
+def _described(index: "Index", surveyed: "Survey") -> Iterator[tuple[str, str]]:
     chunks, rows, stored = len(index.rows), int(index.rows.sum(dtype="int64")), int(index.size.sum())
     decoded = stored * index.growth
     yield "shards", f"{len(index.shards.files):,} of {index.shards.format}"
+    yield "files" if surveyed.files else "splits", surveyed.described()
+    if surveyed.unread:
+        yield "unread", surveyed.described_unread()
     yield "chunks", f"{chunks:,} of {index.rows.min():,} to {index.rows.max():,} rows"
     yield "rows", f"{rows:,}"
     yield "bytes", f"{size(stored)}; decoded about {size(decoded)}, the largest chunk {size(_largest(index))}"

@@ -6,10 +6,11 @@
 
 A profile is a file of accelerate's, or one of ours by its name; `:N` starts N processes. Without a profile, a recipe
 trains on all GPUs of this machine, or on its CPU. Words before the recipe are options of `accelerate launch`; words
-after it are flags of the recipe. This is `accelerate launch` with a port that is free, without a traceback that is not
-the recipe's, and with the status of the run: 0 if it is finished or has reached --run.stop-at, 75 if a signal made it
-save and leave early (repeat the command), 2 for a mistake in its flags or data, 130 after Ctrl-C twice, 128 and a
-signal's number if a signal ended it.
+after it are flags of the recipe. `--num_machines M` spreads the profile's processes, or the N, over M machines,
+whatever the profile says. This is `accelerate launch` with a port that is free, without a traceback that is not the
+recipe's, and with the status of the run: 0 if it is finished or has reached --run.stop-at, 75 if a signal made it save
+and leave early (repeat the command), 2 for a mistake in its flags or data, 130 after Ctrl-C twice, 128 and a signal's
+number if a signal ended it.
 """
 
 from pathlib import Path
@@ -42,11 +43,28 @@ def main_of_words(words: list[str]) -> int:
     for word in before:
         if word.startswith("--") and "." in word.partition("=")[0]:
             raise UserError(f"{word}: flags of the recipe come after it: {usage}")
-        if word.partition("=")[0].replace("-", "_") in ("__num_processes", "__config_file", "__num_machines"):
+        if word.partition("=")[0].replace("-", "_") in ("__num_processes", "__config_file"):
             raise UserError(f"{word}: name the profile and its processes before the recipe, for example ddp:2")
     if not Path(recipe).is_file():
         raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
-    return accelerate_launch.launch(profile, rest)
+    machines = _machines(before)
+    return accelerate_launch.launch(profile.over(machines) if machines else profile, rest)
+
+
+def _machines(words: list[str]) -> int:
+    """Return the number of machines that options of `accelerate launch` ask for; 0 if they say nothing of it.
+
+    Raises:
+        UserError: it is no number.
+    """
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        flag, equals, value = word.partition("=")
+        if flag.replace("-", "_") == "__num_machines":
+            text = value if equals else following
+            if not (text.isascii() and text.isdigit() and int(text)):
+                raise UserError(f"--num_machines {text}: give the number of machines, for example --num_machines 2")
+            return int(text)
+    return 0
 
 
 def _recipe_in(words: list[str]) -> str:

@@ -39,6 +39,9 @@ class Chunks:
     """Bytes of the largest one, as stored."""
     lanes: int
     window: int
+    """Chunks for each micro-batch."""
+    sort_over: int
+    """Micro-batches that share a lane."""
     in_use: int
     """Chunks whose rows are mixed at one time: a window of each lane."""
     cache: int | None

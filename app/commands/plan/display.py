@@ -67,7 +67,8 @@ def _of_source(source: Source, batch: int) -> Iterator[tuple[str, str]]:
         yield "source", f"{source.name}: {source.samples:,} samples, {source.epochs:.4g} times its {source.rows:,} rows"
     if chunks := source.chunks:
         rows = source.rows / chunks.chunks * chunks.in_use
-        mixed = f"{chunks.lanes} lanes x {chunks.window} are mixed at a time"
+        shared = f" x {chunks.sort_over} micro-batches" if chunks.sort_over > 1 else ""
+        mixed = f"{chunks.lanes} lane{'s' * (chunks.lanes > 1)}{shared} x {chunks.window} are mixed at a time"
         yield (
             "chunks",
             f"{chunks.chunks:,}{whose}, of at most {size(chunks.largest)}, {size(chunks.stored)} in all; {mixed}: "

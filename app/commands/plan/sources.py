@@ -44,13 +44,14 @@ def described(plan: BatchPlan, sources: "Sequence[ReadByChunks | None]") -> list
 
 def _chunks(plan: BatchPlan, read: ReadByChunks) -> Chunks:
     index, lanes = read.index, plan.order.lanes
-    in_use = min(lanes * read.window, len(index.rows))
+    in_use = min(lanes * read.lane_window, len(index.rows))
     return Chunks(
         chunks=len(index.rows),
         stored=int(index.size.sum()),
         largest=int(index.size.max()),
         lanes=lanes,
         window=read.window,
+        sort_over=read.sort_over,
         in_use=in_use,
         cache=read.limit if read.limit < UNLIMITED else None,
     )
@@ -103,6 +104,8 @@ def _own_lanes(plan: BatchPlan, source: int, lanes: Sequence[int]) -> list[int]:
 def _lanes_of(plan: BatchPlan, profile: Profile, machine: int) -> list[int]:
     """Return the lanes that the processes of a machine read: all of one, and of several as turns are dealt to ranks."""
     here, split = profile.processes // profile.machines, profile.mesh("tp")
-    turns, lanes = plan.accumulation(profile.data_ranks), plan.order.lanes
+    turns, order = plan.accumulation(profile.data_ranks), plan.order
     ranks = dict.fromkeys(process // split for process in range(machine * here, (machine + 1) * here))
-    return [lane for rank in ranks for lane in range(rank * turns, (rank + 1) * turns) if lane < lanes]
+    computed = [index for rank in ranks for index in range(rank * turns, (rank + 1) * turns)]
+    lanes = dict.fromkeys(index // order.sort_over for index in computed)
+    return [lane for lane in lanes if lane < order.lanes]

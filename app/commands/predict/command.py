@@ -275,7 +275,7 @@ def _lines_of_tags(
 def _open(data: str, split: str, task: str) -> "Dataset":
     from app.commands.predict import boxes
     from app.data.cache import using_cache
-    from app.data.tables.sources import open_source
+    from app.data.loading import open_source
 
     # A classifier's folder is read as in training: the folders in it may be classes.
     by_itself = task == BOXES or (task == IMAGES and not Path(data).expanduser().is_dir())

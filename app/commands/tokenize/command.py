@@ -11,12 +11,6 @@ in tokenizer/; a model from scratch takes it from there, and --model must have t
 validation, goes into the same folder, with the same tokenizer.
 """
 
-import json
-import os
-import re
-import sys
-import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -27,20 +21,11 @@ from app.data.config import CorpusData
 from app.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from transformers import PreTrainedTokenizerBase
-
-    from app.commands.tokenize.shards import Job
     from app.commands.tokenize.sources import Source
     from app.data.corpus.chat_template import ChatTemplate
-    from app.data.corpus.token_shards import Listed, Meaning, Settings, TokensRecord
-    from app.storage import Storage
+    from app.data.corpus.token_shards import Settings, TokensRecord
 
 LARGEST = 2**32  # tokens of a vocabulary
-SECONDS = 5.0  # between two lines of progress, where there is no terminal to draw on
-MOST = 10**5  # shards; their names have five digits
-SAMPLED = 1000  # rows by whose tokens the parts of the source are chosen
 
 
 @dataclass
@@ -92,7 +77,7 @@ class Options:
     scratch: Scratch = field(default_factory=Scratch)
     data: Texts = field(default_factory=Texts)
     split: Literal["train", "validation", "test"] = "train"
-    """What the shards are for; it begins their names."""
+    """Split that the shards belong to, and the prefix of their names."""
     source_split: str = ""
     """Split of SOURCE, or a slice of one, such as train[:90%]. Default: --split; of a file, all of it."""
     workers: int = setting(0, at_least=0)
@@ -100,7 +85,7 @@ class Options:
     tokens_per_shard: int = setting(2**26, at_least=1)
     """Tokens of a shard, about: a whole number of rows of SOURCE, or of its chunks where it is read by chunks."""
     tokens_per_chunk: int = setting(2**20, at_least=8)
-    """Tokens of a row group, about: what is read at a time, and in which blocks of --data.block are cut."""
+    """Approximate number of tokens in a row group, the unit that is read. Blocks never cross it."""
 
 
 def main(options: Options) -> int:
@@ -109,30 +94,31 @@ def main(options: Options) -> int:
     Raises:
         UserError: SOURCE or the tokenizer cannot be read, or OUT cannot be written or holds something else.
     """
-    from app import storage
+    from app.commands.tokenize.out import Out
     from app.commands.tokenize.shards import Job
     from app.commands.tokenize.sources import open_texts
+    from app.commands.tokenize.tokenizer import chosen_tokenizer, naming_tokenizer
+    from app.commands.tokenize.workers import make_all
     from app.data.cache import using_cache
     from app.data.corpus.encode import template_of
 
-    files = storage.at(os.path.expanduser(options.out))
-    records = _records(options, files)
+    out = Out(options.out, options.split)
+    records = out.records()
+    others = {split: record for split, record in records.items() if split != options.split}
     config = _config(options, records)
-    with using_cache(), _as_tokenizer():
+    with using_cache(), naming_tokenizer():
         source = open_texts(options.source, options.source_split or options.split, options.data.stream, config)
-        tokenizer, name = _tokenizer(options, records, files, source, config)
+        tokenizer, name = chosen_tokenizer(
+            options.tokenizer, options.scratch, others, out.tokenizer_folder, source, config
+        )
         template = template_of(config, tokenizer)
         settings = _settings(options, source, template, name, config)
-        _begin(options, files, records, settings, tokenizer)
-        job = Job(os.path.expanduser(options.out), options.split, settings, config, template, source)
-        parts = source.parts(_rows_of(source, template, config, options.tokens_per_shard))
-        if len(parts) > MOST:
-            raise UserError(
-                f"--tokens-per-shard {options.tokens_per_shard}: there would be {len(parts):,} shards, and {MOST:,} "
-                "are too many: give more tokens a shard"
-            )
-        shards = _go_through(job, parts, options)
-    _finish(options, files, settings, shards)
+        out.begin(records, settings, tokenizer)
+        job = Job(out.path, options.split, settings, config, template, source)
+        shards = make_all(job, job.parts(), options.workers)
+    if not shards:
+        raise UserError(f"SOURCE {options.source} has no text to learn: all of it is empty")
+    out.finish(settings, shards)
     amounts = [each.amount for each in shards]
     tokens, documents = sum(each.tokens for each in amounts), sum(each.documents for each in amounts)
     print(
@@ -157,191 +143,6 @@ def _config(options: Options, records: "dict[str, TokensRecord]") -> CorpusData:
     return config
 
 
-# What is in OUT
-
-
-def _records(options: Options, files: "Storage") -> "dict[str, TokensRecord]":
-    """Return the records in OUT, by their splits.
-
-    Raises:
-        UserError: it holds something else.
-    """
-    from app.data.corpus.token_shards import SPLITS, read_record, record_name
-    from app.data.folders import is_hidden
-    from app.storage import DRAFT
-
-    of_ours = "|".join(f"{re.escape(record_name(split))}({DRAFT})?" for split in SPLITS)
-    try:
-        names = [each.name for each in files.entries()]
-    except FileNotFoundError:
-        names = []
-    except OSError as error:
-        raise _not_writable(options, error) from None
-    there = [split for split in SPLITS if record_name(split) in names]
-    foreign = [name for name in names if not is_hidden(name) and not re.fullmatch(of_ours, name)]
-    if foreign and not there:
-        raise UserError(
-            f"OUT {options.out} holds something else ({foreign[0]}): give a folder that is new, empty, or of the same "
-            "command"
-        )
-    return {split: read_record("OUT", options.out, split) for split in there}
-
-
-def _not_writable(options: Options, error: OSError) -> UserError:
-    return UserError(
-        f"OUT {options.out} cannot be used ({error.strerror or error}): give a folder or a URL that can be written"
-    )
-
-
-def _begin(
-    options: Options,
-    files: "Storage",
-    records: "dict[str, TokensRecord]",
-    settings: "Settings",
-    tokenizer: "PreTrainedTokenizerBase",
-) -> None:
-    """Say in OUT what will be in it, before anything is, and write the tokenizer.
-
-    Raises:
-        UserError: OUT is of other settings, or cannot be written.
-    """
-    from app.data.corpus.token_shards import TOKENIZER, TokensRecord, record_name
-
-    for split, record in records.items():
-        _check_same(options, split, record.settings, settings)
-    try:
-        files.make()
-        if options.split not in records:
-            record = TokensRecord(settings)
-            files.put_if_absent(record_name(options.split), _json(record))
-        if not _has_tokenizer(files, settings.meaning.tokenizer):
-            files.delete(TOKENIZER)  # one that was not written to its end
-            with files.drafted(TOKENIZER) as draft:
-                tokenizer.save_pretrained(draft)
-    except FileExistsError:
-        raise UserError(f"OUT {options.out}: another command has begun there just now: let it end") from None
-    except OSError as error:
-        raise _not_writable(options, error) from error
-
-
-def _check_same(options: Options, split: str, before: "Settings", now: "Settings") -> None:
-    """Refuse settings that differ from those with which a split was begun: of another one, only the tokens' meaning."""
-    told = [
-        ("SOURCE or its contents", before.rows, now.rows),
-        ("the tokenizer", before.meaning.tokenizer, now.meaning.tokenizer),
-        ("the chat template", before.template, now.template),
-        ("--data.date", before.date, now.date),
-        ("what is learnt (--data.text, --data.prompt, --data.messages)", before.meaning.kind, now.meaning.kind),
-        ("the columns", before.meaning.columns, now.meaning.columns),
-        ("the marks of documents", _marks(before.meaning), _marks(now.meaning)),
-        ("--tokens-per-shard", before.shard, now.shard),
-        ("--tokens-per-chunk", before.chunk, now.chunk),
-    ]
-    own = ("SOURCE or its contents", "--data.date", "the columns", "--tokens-per-shard", "--tokens-per-chunk")
-    if split != options.split:
-        told = [each for each in told if each[0] not in own]
-    if different := [what for what, old, new in told if old != new]:
-        how = f"; it was begun with SOURCE {before.source} and the tokenizer {before.tokenizer}"
-        raise UserError(
-            f"OUT {options.out} has the split {split} with other settings: {', '.join(different)} differ{how}: repeat "
-            "that command, or give another folder"
-        )
-
-
-def _marks(meaning: "Meaning") -> tuple[int, int, int]:
-    return meaning.vocabulary, meaning.start, meaning.end
-
-
-def _has_tokenizer(files: "Storage", identity: str) -> bool:
-    from app.data.corpus.token_shards import TOKENIZER
-    from app.data.text.labeled_text import lasting_identity
-
-    try:
-        return files.is_folder(TOKENIZER) and lasting_identity(_loaded(str(files.down(TOKENIZER)))) == identity
-    except UserError:
-        return False
-
-
-def _json(record: "TokensRecord") -> bytes:
-    return (json.dumps(record.to_json(), indent=1) + "\n").encode()
-
-
-def _finish(options: Options, files: "Storage", settings: "Settings", shards: "Sequence[Listed]") -> None:
-    """Write that all shards are there.
-
-    Raises:
-        UserError: there is no token in them, or OUT cannot be written.
-    """
-    from app.data.corpus.token_shards import TokensRecord, record_name
-
-    if not shards:
-        raise UserError(f"SOURCE {options.source} has no text to learn: all of it is empty")
-    try:
-        files.write(record_name(options.split), _json(TokensRecord(settings, list(shards))), durable=True)
-    except OSError as error:
-        raise _not_writable(options, error) from error
-
-
-# The tokenizer
-
-
-@contextmanager
-def _as_tokenizer() -> "Iterator[None]":
-    """Have errors name --tokenizer where recipes have --model."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace("--model", "--tokenizer")) from error
-
-
-def _tokenizer(
-    options: Options, records: "dict[str, TokensRecord]", files: "Storage", source: "Source", config: CorpusData
-) -> "tuple[PreTrainedTokenizerBase, str]":
-    """Return the tokenizer, and how it is called: that of OUT for a further split, if no other one is asked for.
-
-    Raises:
-        UserError: none or two are asked for, or it cannot be loaded.
-    """
-    from app.data.corpus.encode import columns_of
-    from app.data.corpus.token_shards import TOKENIZER
-    from app.data.text.tokenizer import tokenizer_of
-
-    kind, vocab = options.scratch.tokenizer.replace("none", ""), options.scratch.vocab
-    others = [record.settings.tokenizer for split, record in records.items() if split != options.split]
-    if options.tokenizer and kind:
-        raise UserError(f"--tokenizer {options.tokenizer} and --scratch.tokenizer {kind}: give one of the two")
-    if options.tokenizer:
-        return _loaded(options.tokenizer), options.tokenizer
-    name = f"bpe {vocab}" if kind == "bpe" else kind
-    if others and name in ("", others[0]):
-        return _loaded(str(files.down(TOKENIZER))), others[0]
-    if not kind:
-        raise UserError("--tokenizer: give a model whose tokenizer to take, or --scratch.tokenizer bpe, char or byte")
-    longest = int(1e30)  # of any length, as transformers has it; a model has its own
-    key = (source.fingerprint, *columns_of(config))
-    return tokenizer_of(kind, vocab, longest, key, source.texts), name
-
-
-def _loaded(name: str) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer of a model, or of a folder that holds nothing else."""
-    from pathlib import Path
-
-    from transformers import AutoTokenizer
-
-    from app import storage
-    from app.data.streams.shards import is_url
-    from app.data.text.tokenizer import check_tokenizer
-    from app.tasks.pretrained import PARTS, loading
-
-    place = str(storage.at(name).down()) if is_url(name) else os.path.expanduser(name)
-    folder = Path(place)
-    if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in PARTS["tokenizer"]):
-        raise UserError(f"--tokenizer {name}: this folder has no tokenizer, as tokenizer.save_pretrained writes it")
-    with loading(place, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    return check_tokenizer(tokenizer, tokenizer.model_max_length, "--tokenizer")
-
-
 def _settings(
     options: Options, source: "Source", template: "ChatTemplate", name: str, config: CorpusData
 ) -> "Settings":
@@ -353,7 +154,7 @@ def _settings(
     from app.data.corpus.documents import end_of, start_of
     from app.data.corpus.encode import columns_of, kind_of
     from app.data.corpus.token_shards import Meaning, Settings
-    from app.data.text.labeled_text import lasting_identity
+    from app.data.text.encoding import lasting_identity
     from app.sampling.hashing import key_of
 
     tokenizer = template.tokenizer
@@ -380,44 +181,3 @@ def _settings(
         chunk=options.tokens_per_chunk,
         meaning=meaning,
     )
-
-
-# The shards
-
-
-def _rows_of(source: "Source", template: "ChatTemplate", config: CorpusData, tokens: int) -> int:
-    """Return how many rows have so many tokens, about, by the first ones."""
-    from app.data.corpus.encode import encoded
-
-    sampled = there = 0
-    for table, rows in source.tables(source.everything()):
-        some = rows[: SAMPLED - sampled]
-        sampled, there = sampled + len(some), there + sum(len(e.tokens) for e in encoded(table, some, config, template))
-        if sampled >= SAMPLED:
-            break
-    return max(1, round(tokens * sampled / max(there, 1)))
-
-
-def _go_through(job: "Job", parts: "Sequence[range]", options: Options) -> "list[Listed]":
-    """Make all shards, and show how many there are; return them in their order."""
-    from tqdm import tqdm
-
-    from app.commands.tokenize.shards import made_by
-    from app.rundir.progress import duration
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = options.workers or cores
-    made: dict[int, Listed | None] = {}
-    begun = shown = time.monotonic()
-    tokens, draws = 0, sys.stderr.isatty()
-    with tqdm(total=len(parts), unit="shard", dynamic_ncols=True, disable=not draws) as bar:
-        for number, listed in made_by(job, parts, workers):
-            made[number] = listed
-            tokens += listed.amount.tokens if listed else 0
-            bar.update()
-            bar.set_postfix(tokens=f"{tokens:,}", refresh=False)
-            now = time.monotonic()
-            if not draws and now - shown >= SECONDS:
-                shown, left = now, (now - begun) / len(made) * (len(parts) - len(made))
-                print(f"shard {len(made)}/{len(parts)}  {tokens:,} tokens  {duration(left)} left", flush=True)
-    return [listed for _, listed in sorted(made.items()) if listed is not None]

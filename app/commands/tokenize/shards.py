@@ -1,15 +1,10 @@
-"""One shard of tokens after another, in any number of processes: each is a pure function of a part of the source."""
+"""Shards of tokens: each is a pure function of a part of the source, and is written whole or not at all."""
 
 import contextlib
 import json
 import os
 import re
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 
 from app import storage
@@ -22,6 +17,9 @@ from app.errors import UserError
 from app.sampling.hashing import key_of
 from app.storage import Storage
 from app.storage.drafts import flush
+
+MOST = 10**5  # shards; their names have five digits
+SAMPLED = 1000  # rows by whose tokens the parts of the source are chosen
 
 
 class _Nothing(Exception):
@@ -38,6 +36,31 @@ class Job:
     config: CorpusData
     template: ChatTemplate
     source: Source
+
+    def parts(self) -> list[range]:
+        """Cut the source into parts, of each of which a shard is made.
+
+        Raises:
+            UserError: there are too many, or one of the first rows cannot be tokenized.
+        """
+        parts = self.source.parts(self._rows_of_a_shard())
+        if len(parts) > MOST:
+            raise UserError(
+                f"--tokens-per-shard {self.settings.shard}: there would be {len(parts):,} shards, and {MOST:,} are too "
+                "many: give more tokens a shard"
+            )
+        return parts
+
+    def _rows_of_a_shard(self) -> int:
+        """Return how many rows have the tokens of a shard, about, by the first ones."""
+        sampled = tokens = 0
+        for table, rows in self.source.tables(self.source.everything()):
+            some = rows[: SAMPLED - sampled]
+            sampled += len(some)
+            tokens += sum(len(each.tokens) for each in encoded(table, some, self.config, self.template))
+            if sampled >= SAMPLED:
+                break
+        return max(1, round(self.settings.shard * sampled / max(tokens, 1)))
 
     def name(self, number: int) -> str:
         """Return the name of a shard."""
@@ -104,40 +127,3 @@ def _there(files: Storage, name: str, made: str) -> Listed | None:
         if record.made == made:
             return Listed(name, entry.size, record.amount)
     return None
-
-
-def made_by(job: Job, parts: Sequence[range], workers: int) -> Iterator[tuple[int, Listed | None]]:
-    """Make all shards; yield the number of each when it is there, and what it holds.
-
-    Raises:
-        UserError: one cannot be made; or a process was killed.
-    """
-    if workers == 1 or len(parts) == 1:
-        yield from ((number, job.make(number, part)) for number, part in enumerate(parts))
-        return
-    # Not forked: a process that is forked from one that has used a bucket can use none.
-    pool = ProcessPoolExecutor(min(workers, len(parts)), get_context("spawn"), initializer=_begin)
-    try:
-        numbers = {pool.submit(job.make, number, part): number for number, part in enumerate(parts)}
-        for done in as_completed(numbers):
-            yield numbers.pop(done), done.result()
-    except BrokenProcessPool:
-        raise UserError(
-            f"--workers {workers}: one of the processes was killed, perhaps for want of memory: run the same command "
-            "again, which goes on where it stopped, with fewer --workers"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin() -> None:
-    """Prepare a process that tokenizes: one thread of it does, and it ends with the process that started it."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    started_by = parent_process()
-    assert started_by is not None
-    threading.Thread(target=_end_with, args=(started_by.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    connection.wait([sentinel])
-    os._exit(1)

@@ -10,13 +10,14 @@ import numpy as np
 
 from app.data.config import CorpusData
 from app.data.corpus.encode import check_table, columns_of, read_texts
+from app.data.loading import open_source
 from app.data.streams.chunk_reader import ChunkReader
+from app.data.streams.chunks import as_dataset
 from app.data.streams.index import Index, index_of
-from app.data.streams.shards import PATTERN, Shards, find_shards, is_url
+from app.data.streams.shards import Shards, find_shards, is_url
 from app.data.tables.files import is_file_name
-from app.data.tables.sources import open_source
+from app.data.tables.splits import SPLIT_WORDS
 from app.errors import UserError
-from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -62,21 +63,21 @@ def open_texts(path: str, split: str, streamed: bool, config: CorpusData) -> Sou
     if streamed or is_url(path):
         if config.columns or config.name:
             raise UserError("--data.columns and --data.name are for tables; what is read by chunks has names itself")
-        if split not in ("train", "validation", "test"):
-            raise UserError(f"--source-split {split}: what is read by chunks has the splits train, validation and test")
-        return Streamed(path, find_shards(FLAG, path, split), split, config)
+        if split not in SPLIT_WORDS:
+            raise UserError(f"--source-split {split}: what is read by chunks has the splits {', '.join(SPLIT_WORDS)}")
+        return ChunkSource(path, find_shards(FLAG, path, split), split, config)
     columns = columns_of(config)
     source = open_source(FLAG, [path], config.name, config.columns, config.txt, used=columns)
-    only_one = [*source.tables] == ["train"] and (is_file_name(path) or PATTERN.search(path))
+    only_one = [*source.tables] == ["train"] and is_file_name(path)
     split = "train" if only_one and "[" not in split else split
     source.rows(split, "--source-split")  # for its error
     table = source[split]
     check_table(table, config)
-    return Table(table, config)
+    return TableSource(table, config)
 
 
 @dataclass(frozen=True)
-class Table(Source):
+class TableSource(Source):
     """A table that is mapped into memory."""
 
     table: "Dataset"
@@ -110,7 +111,7 @@ class Table(Source):
 
 
 @dataclass(frozen=True)
-class Streamed(Source):
+class ChunkSource(Source):
     """Shards on a disk or in a bucket, of which a chunk at a time is here. Parts are stretches of chunks."""
 
     path: str
@@ -142,11 +143,8 @@ class Streamed(Source):
             yield table, range(len(table))
 
     def _table(self, chunk: int) -> "Dataset":
-        import datasets
-
-        table = datasets.table.InMemoryTable(self._reader.table(chunk))
-        info = datasets.DatasetInfo(features=self._index.features, description=self._reader.name_of(chunk))
-        return datasets.Dataset(table, info=info, fingerprint=key_of(self._index.fingerprint, chunk))
+        table, name = self._reader.table(chunk), self._reader.name_of(chunk)
+        return as_dataset(table, self._index.features, name, self._index.fingerprint, chunk)
 
     @cached_property
     def _reader(self) -> ChunkReader:

@@ -14,6 +14,7 @@ from app.data.images.image_column import PATHS_AT_ONCE, ImageColumn
 from app.data.tables.columns import LabelColumn, check_columns, held, is_list, is_number, row_name
 from app.errors import UserError
 from app.sampling.hashing import key_of
+from app.sampling.pieces import Pieces
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -112,7 +113,7 @@ def _flat(table: "Dataset", name: str) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.asarray(pc.fill_null(pc.list_value_length(boxes), 0), np.int64)
     if (lengths != 4).any():
         box = int(np.flatnonzero(lengths != 4)[0])
-        row = int(np.searchsorted(np.cumsum(counts), box, side="right"))
+        row = int(Pieces.of(counts).piece_of(box))
         raise UserError(
             f"--data.boxes {name}: {row_name(table, row)} has a box of {lengths[box]} numbers: give four, see "
             "--data.box-format"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from app.data.boxes.files import Part, Row, load_json, size_of
+from app.data.boxes.files import Row, SplitFiles, load_json, size_of
 from app.data.boxes.image_files import ImageFiles
 from app.data.folders import is_hidden, split_in
 from app.data.reading import naming
@@ -19,7 +19,7 @@ OTHERS = re.compile(r"captions|keypoints|panoptic|stuff|image_info")
 CROWD = {"1": True, "0": False, "true": True, "false": False, "none": False}
 
 
-def parts(path: Path) -> dict[str, Part]:
+def parts(path: Path) -> dict[str, SplitFiles]:
     """Return the splits of a COCO file, or of a folder with such files; none if it is something else.
 
     Raises:
@@ -29,7 +29,7 @@ def parts(path: Path) -> dict[str, Part]:
         return {"train": _part(path)} if path.suffix.lower() == ".json" and _is_coco(path) else {}
     files = sorted([*path.glob(f"*/{ROBOFLOW}"), *path.glob("annotations/*.json"), *path.glob("*.json")])
     files = [file for file in files if not is_hidden(file.name)]
-    part_by_split: dict[str, Part] = {}
+    part_by_split: dict[str, SplitFiles] = {}
     for file in files:
         split = _split_of(file, path)
         if not split or OTHERS.search(file.stem) or not _is_coco(file):
@@ -120,8 +120,8 @@ def _is_coco(file: Path) -> bool:
     return not missing
 
 
-def _part(file: Path) -> Part:
-    return Part(rows, str(file), tuple(str(each["name"]) for each in _categories(_load(file), file)))
+def _part(file: Path) -> SplitFiles:
+    return SplitFiles(rows, str(file), tuple(str(each["name"]) for each in _categories(_load(file), file)))
 
 
 def _load(file: Path) -> dict[str, Any]:

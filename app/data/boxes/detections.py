@@ -11,9 +11,9 @@ from app.data.config import BoxData
 from app.data.images.image_column import ImageColumn
 from app.data.images.labeled_images import Images, load_images
 from app.data.images.processor import ImageProcessor
+from app.data.loading import Tables, load_tables
 from app.data.tables.classes import coded, some
 from app.data.tables.columns import name_of
-from app.data.tables.sources import Tables, load_tables
 from app.errors import UserError
 from app.sampling.hashing import hash_of_bytes
 

@@ -20,14 +20,14 @@ from app.sampling.hashing import key_of
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# Part of the cache's key: raise it when the rows change.
+# SplitFiles of the cache's key: raise it when the rows change.
 VERSION = 2
 COLUMNS = ("image", "boxes", "classes", "relative", "size", "file", "places")
 
 Row = dict[str, Any]
 
 
-class Part(NamedTuple):
+class SplitFiles(NamedTuple):
     """One split of a data set: what reads it, and from where."""
 
     read: Callable[..., Iterator[Row]]
@@ -59,7 +59,7 @@ def box_tables(flag: str, paths: Sequence[str]) -> "dict[str, Dataset]":
     return {split: table for split, table in tables.items() if len(table)}
 
 
-def _parts(path: Path) -> dict[str, Part]:
+def _parts(path: Path) -> dict[str, SplitFiles]:
     """Return the splits of a data set; also of the only one that is in a folder, or of those for each split in it.
 
     Raises:
@@ -79,7 +79,7 @@ def _parts(path: Path) -> dict[str, Part]:
     return next(iter(inner.values()), {})
 
 
-def _parts_of(path: Path) -> dict[str, Part]:
+def _parts_of(path: Path) -> dict[str, SplitFiles]:
     from app.data.boxes import coco, voc, yolo
 
     for layout in (coco.parts, yolo.parts, voc.parts):
@@ -88,7 +88,7 @@ def _parts_of(path: Path) -> dict[str, Part]:
     return {}
 
 
-def _table(part: Part) -> "Dataset":
+def _table(part: SplitFiles) -> "Dataset":
     """Read a split once: it is kept until a file of it changes."""
     import datasets
 

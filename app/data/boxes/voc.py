@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from app.data.boxes.files import Part, Row, size_of
+from app.data.boxes.files import Row, SplitFiles, size_of
 from app.data.boxes.image_files import ImageFiles
 from app.data.folders import is_hidden, split_in
 from app.data.reading import naming, read_lines
@@ -18,7 +18,7 @@ OTHER_SHAPES = {
 }
 
 
-def parts(path: Path) -> dict[str, Part]:
+def parts(path: Path) -> dict[str, SplitFiles]:
     """Return the splits of a folder of xml files: by ImageSets/Main, by folders train and val, or one for all.
 
     Raises:
@@ -29,18 +29,18 @@ def parts(path: Path) -> dict[str, Part]:
     if (folder := _xml_in(path)) is not None:
         sets = _lists_in(path / "ImageSets" / "Main")
         if not sets:
-            return {"train": Part(rows, str(folder), more=(str(path),), watched=(str(path),))}
+            return {"train": SplitFiles(rows, str(folder), more=(str(path),), watched=(str(path),))}
         return {
-            split: Part(rows, str(folder), more=(str(path), str(file)), watched=(str(path),))
+            split: SplitFiles(rows, str(folder), more=(str(path), str(file)), watched=(str(path),))
             for split, file in sets.items()
         }
-    part_by_split: dict[str, Part] = {}
+    part_by_split: dict[str, SplitFiles] = {}
     for inner in sorted(entry for entry in path.iterdir() if entry.is_dir()):
         if (split := split_in(inner.name)) and (folder := _xml_in(inner)) is not None:
             if split in part_by_split:
                 first = part_by_split[split].more[0]
                 raise ValueError(f"{first} and {inner} are both for {split}: join them, or rename one")
-            part_by_split[split] = Part(rows, str(folder), more=(str(inner),), watched=(str(inner),))
+            part_by_split[split] = SplitFiles(rows, str(folder), more=(str(inner),), watched=(str(inner),))
     return part_by_split
 
 

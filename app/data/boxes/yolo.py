@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from app.data.boxes.files import Part, Row, images_in, is_image
+from app.data.boxes.files import Row, SplitFiles, images_in, is_image
 from app.data.boxes.image_files import ImageFiles
 from app.data.boxes.yolo_lines import Meaning, are_polygons, meaning_of
 from app.data.folders import split_in
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
     """Where the paths of lists may begin."""
 
 
-def parts(path: Path) -> dict[str, Part]:
+def parts(path: Path) -> dict[str, SplitFiles]:
     """Return the splits of a data.yaml or obj.data, or of a folder in one of the known layouts; else none."""
     layout = _layout(path)
     if layout is None:
@@ -47,7 +47,7 @@ def parts(path: Path) -> dict[str, Part]:
         labels = [_labels_of(place)] if place.is_dir() else map(labels_file, _images_of(place, layout.root))
         watched += [str(each) for each in (place, *labels) if each.exists()]
     return {
-        split: Part(
+        split: SplitFiles(
             rows,
             str(path),
             layout.names,
@@ -209,7 +209,7 @@ def _description_in(folder: Path) -> Path | None:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     """Read a yaml file in which everything is text, as written: `no` is the name of a class, and 1.10 another one."""
-    with naming(file, yaml.YAMLError):
+    with naming(file, yaml.YAMLError, RecursionError):
         fields = yaml.load(read_whole(file), yaml.BaseLoader)
     return fields if isinstance(fields, dict) else {}
 

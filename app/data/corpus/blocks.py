@@ -147,7 +147,7 @@ def beginning(blocks: "Blocks | TokenBlocks", tokenizer: "PreTrainedTokenizerBas
     return cast(str, tokenizer.decode(documents.tokens(0, min(count, len(documents)))))
 
 
-def row_losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+def token_loss_by_row(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the mean cross-entropy of each block over its supervised tokens, and their number: [blocks] each.
 
     Args:

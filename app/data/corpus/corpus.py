@@ -14,8 +14,8 @@ from app.data.corpus.messages import TOOLS
 from app.data.corpus.mixed_corpora import Corpora
 from app.data.corpus.shorter import block_sizes
 from app.data.corpus.token_blocks import TokenBlocks
+from app.data.loading import Tables, load_tables
 from app.data.tables.columns import name_of
-from app.data.tables.sources import Tables, load_tables
 from app.data.text.tokenizer import tokenizer_of, with_mask
 from app.errors import UserError
 

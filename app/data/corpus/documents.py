@@ -1,5 +1,6 @@
 """Documents as a stream of tokens, any part of which is read from disk without copying."""
 
+import itertools
 from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ import numpy as np
 
 from app.data.cache import cache_folder, remember
 from app.sampling.hashing import hash_of_bytes
+from app.sampling.pieces import Pieces
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,12 +34,11 @@ class Documents:
         self._offsets = [chunk.offsets.to_numpy() for chunk in lists]
         self._supervised = [chunk.values.to_numpy() for chunk in chunks("supervised")]
         self._begins = chunks("begins")
-        # The token at which each chunk starts, and at the end the number of tokens.
-        self._starts = np.cumsum([0, *(len(ids) for ids in self._ids)])
+        self._pieces = Pieces.of([len(ids) for ids in self._ids])
 
     def __len__(self) -> int:
         """Count the tokens."""
-        return int(self._starts[-1])
+        return self._pieces.rows
 
     @property
     def all_supervised(self) -> bool:
@@ -83,7 +84,7 @@ class Documents:
             places = offsets[first:last]
             if self._begins:
                 places = places[self._begins[chunk][int(first) : int(last)].to_numpy(zero_copy_only=False)]
-            is_first[places + (self._starts[chunk] - low)] = True
+            is_first[places + (self._pieces.first[chunk] - low)] = True
         return is_first
 
     def _gather(self, arrays: list[np.ndarray], low: int, high: int) -> np.ndarray:
@@ -92,13 +93,13 @@ class Documents:
 
     def _parts(self, low: int, high: int) -> Iterator[tuple[int, int, int]]:
         """Cut a span of tokens at the borders of chunks; yield each chunk's number, and start and end inside it."""
-        chunk = int(np.searchsorted(self._starts, low, side="right")) - 1
-        while low < high:
-            start, end = int(self._starts[chunk]), int(min(high, self._starts[chunk + 1]))
-            if low < end:
-                yield chunk, low - start, end - start
-                low = end
-            chunk += 1
+        if low >= high:
+            return
+        first, last = self._pieces.piece_of(np.array([low, high - 1])).tolist()
+        for chunk in range(first, last + 1):
+            start, end = self._pieces.borders[chunk : chunk + 2].tolist()
+            if start < end:
+                yield chunk, max(low, start) - start, min(high, end) - start
 
     @cached_property
     def fingerprint(self) -> str:
@@ -111,7 +112,7 @@ class Documents:
 
     def _digest(self) -> str:
         # One hash for each kind, so that where chunks end makes no difference.
-        spans = zip(self._starts.tolist(), self._starts[1:].tolist(), strict=False)
+        spans = itertools.pairwise(self._pieces.borders.tolist())
         begins = (np.flatnonzero(self.begins(start, end)) + start for start, end in spans)
         tokens = (ids.astype(np.int32) for ids in self._ids)
         return "".join(hash_of_bytes(pieces, bits=64) for pieces in (tokens, begins, self._supervised))

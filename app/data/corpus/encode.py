@@ -23,7 +23,7 @@ from app.data.corpus.documents import Documents, end_of, start_of
 from app.data.corpus.messages import TOOLS
 from app.data.corpus.token_shards import BEGINS, TOKEN, Tokens
 from app.data.tables.columns import check_columns, check_texts, name_of, row_name
-from app.data.text.labeled_text import ROWS_AT_ONCE, encoded_once, identity
+from app.data.text.encoding import ROWS_AT_ONCE, encoded_once, identity
 from app.errors import UserError
 from app.sampling.hashing import key_of
 

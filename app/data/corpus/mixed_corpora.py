@@ -9,9 +9,9 @@ from app.data.config import CorpusData
 from app.data.corpus import token_sets
 from app.data.corpus.token_blocks import TokenBlocks
 from app.data.corpus.token_sets import TokenTables
+from app.data.loading import Tables, check_alone, source_tables
 from app.data.mixtures.mix_file import FLAG, Mix, MixedSource, read_mix
 from app.data.mixtures.tables import concatenated
-from app.data.tables.sources import Tables, check_alone, source_tables
 from app.data.tables.splits import named_sets
 from app.errors import UserError
 
@@ -66,7 +66,7 @@ def _open(source: MixedSource, config: CorpusData, columns: Sequence[str], needs
     if token_sets.holds_tokens(source.path):
         if source.renamed or source.template:
             raise UserError(f"{FLAG}: the source {source.name} has tokens already: leave out its columns and template")
-        return token_sets.to_train_on(own, columns)
+        return token_sets.to_train_on(own, columns, f"{FLAG} {source.name}:")
     tables = source_tables(source, own, needs, None, 0, columns)
     refuse_streamed_texts(tables, f"{FLAG}: the source {source.name}")
     return tables

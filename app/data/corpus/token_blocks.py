@@ -21,6 +21,7 @@ from app.data.streams.index import Index
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.hashing import key_of
 from app.sampling.orders import ByChunks
+from app.sampling.pieces import Pieces
 from app.storage.drafts import write
 
 
@@ -35,6 +36,7 @@ class TokenBlocks:
 
     def __init__(
         self,
+        flag: str,
         index: Index,
         cache: ChunkCache,
         record: TokensRecord,
@@ -45,31 +47,32 @@ class TokenBlocks:
         """Cut the chunks of an index into blocks.
 
         Args:
+            flag: names the data in errors.
             cache: of the index.
             record: of the shards of the index.
             apart: whether attention stays inside a document.
             span: the first block, and the one after the last, of a part of all blocks; default: all.
         """
         self._index, self._cache, self.record, self.size, self.apart = index, cache, record, size, apart
-        self._cut_of = index, cache, record, size, apart
+        self._cut_of = flag, index, cache, record, size, apart
         self.folder = index.shards.folder
         """Folder or URL of the shards."""
+        self.origin = f"{flag} {self.folder}"
+        """The words by which errors name them."""
         self.start = record.settings.meaning.start
-        # Of all blocks, those without a supervised token included.
-        counts = -(-index.rows.astype(np.int64) // size)
-        self._ends, self._token_ends = np.cumsum(counts), np.cumsum(index.rows, dtype=np.int64)
-        self._every = int(self._ends[-1])
+        # The blocks of each chunk, those without a supervised token included; and its tokens.
+        self._blocks, self._tokens = Pieces.of(-(-index.rows.astype(np.int64) // size)), Pieces.of(index.rows)
         self._supervised_blocks: np.ndarray | None = None
         self._counts: np.ndarray | None = None
         if not record.settings.meaning.all_supervised:
             per_block = self._count("supervised", lambda tokens: tokens.supervised)
             self._supervised_blocks = np.flatnonzero(per_block)
             self._counts = per_block[self._supervised_blocks]
-        known = self._every if self._supervised_blocks is None else len(self._supervised_blocks)
+        known = self._blocks.rows if self._supervised_blocks is None else len(self._supervised_blocks)
         self._low, self._high = span or (0, known)
         self._all = known
-        self.weights: Any = BlockWeights(self)
-        """Supervised tokens of each block; see `BlockWeights`."""
+        self.weights = BlockWeights(self)
+        """Supervised tokens of each block."""
 
     def streamed(self, window: int) -> "StreamedBlocks":
         """Return the same blocks for a run that goes through them chunk by chunk; for `window` see StreamOrder."""
@@ -88,14 +91,14 @@ class TokenBlocks:
     def sizes(self) -> np.ndarray:
         """Count the blocks of each chunk, int64 [chunks]."""
         if self._supervised_blocks is not None:
-            chunks = self._chunks(self._supervised_blocks[self._low : self._high])
-            return np.bincount(chunks, minlength=len(self._ends)).astype(np.int64)
-        return np.diff(np.clip(self._ends, self._low, self._high), prepend=self._low)
+            chunks = self._blocks.piece_of(self._supervised_blocks[self._low : self._high])
+            return np.bincount(chunks, minlength=len(self._blocks)).astype(np.int64)
+        return np.diff(np.clip(self._blocks.borders, self._low, self._high))
 
     @cached_property
     def first(self) -> np.ndarray:
         """Return the number of each chunk's first block, int64 [chunks]."""
-        return np.cumsum(self.sizes) - self.sizes
+        return Pieces.of(self.sizes).first
 
     def chunks_of(self, ids: np.ndarray) -> np.ndarray:
         """Return the chunk that each block is in.
@@ -103,7 +106,7 @@ class TokenBlocks:
         Raises:
             IndexError: there is no such block.
         """
-        return self._chunks(self._places(ids))
+        return self._blocks.piece_of(self._places(ids))
 
     def prepare(self, ids: np.ndarray) -> None:
         """Begin to fetch the chunks of blocks, the first ones first."""
@@ -120,15 +123,11 @@ class TokenBlocks:
             raise IndexError(f"there are {len(self)} blocks")
         return self._low + ids if self._supervised_blocks is None else self._supervised_blocks[self._low + ids]
 
-    def _chunks(self, places: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self._ends, places, side="right")
-
     def _in_chunk(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return of blocks the chunk, the first token in it, and the one after the last."""
-        chunks = self._chunks(places)
-        rows = self._index.rows[chunks]
-        low = (places - (self._ends[chunks] - -(-rows.astype(np.int64) // self.size))) * self.size
-        return chunks, low, np.minimum(low + self.size, rows)
+        chunks, blocks = self._blocks.places_of(places)
+        low = blocks * self.size
+        return chunks, low, np.minimum(low + self.size, self._index.rows[chunks])
 
     # Rows
 
@@ -161,7 +160,21 @@ class TokenBlocks:
     @property
     def tokens(self) -> int:
         """Count the supervised tokens."""
-        return int(self.weights.sum())
+        if self._counts is not None:
+            return int(self._counts[self._low : self._high].sum())
+        return len(self.documents)
+
+    def supervised(self, ids: np.ndarray) -> np.ndarray:
+        """Count the supervised tokens of blocks, int64.
+
+        Raises:
+            IndexError: there is no such block.
+        """
+        places = self._places(ids)
+        if self._counts is not None:
+            return np.asarray(self._counts[self._low + ids], np.int64)
+        _, low, high = self._in_chunk(places)
+        return high - low
 
     @cached_property
     def fingerprint(self) -> str:
@@ -169,6 +182,10 @@ class TokenBlocks:
         digests = [each.amount.digest for each in self.record.whole]
         cut = self._index.rows.astype("<i4").tobytes(), self.size, self.start, self.apart, self._low, self._high
         return key_of(*digests, *cut)
+
+    def shard_hashes(self) -> dict[str, str]:
+        """Hash what is in each shard, by its name."""
+        return self._index.shard_hashes()
 
     def _count(self, name: str, marks: Callable[[Tokens], np.ndarray]) -> np.ndarray:
         """Count tokens in each of all blocks; `marks` tells which of a chunk's. It is done once, and kept."""
@@ -186,7 +203,7 @@ class TokenBlocks:
 
     def _counted(self, marks: Callable[[Tokens], np.ndarray]) -> np.ndarray:
         counts = []
-        for chunk in range(len(self._ends)):
+        for chunk in range(len(self._blocks)):
             wanted = marks(tokens_of(self._cache.table(chunk))).astype(np.int64)
             counts.append(np.add.reduceat(wanted, range(0, len(wanted), self.size)))
         return np.concatenate(counts)
@@ -214,10 +231,10 @@ class TokenBlocks:
     def _token_of(self, block: int) -> int:
         """Return the number of the first token, among all, that is not before a block of all supervised ones."""
         if block in (0, self._all):
-            return int(self._token_ends[-1]) if block else 0
+            return self._tokens.rows if block else 0
         place = block if self._supervised_blocks is None else int(self._supervised_blocks[block])
         (chunk,), (low,), _ = self._in_chunk(np.array([place]))
-        return int(self._token_ends[chunk] - self._index.rows[chunk] + low)
+        return int(self._tokens.first[chunk] + low)
 
 
 class StreamedBlocks(TokenBlocks):
@@ -250,19 +267,7 @@ class BlockWeights:
     def __getitem__(self, ids: Any) -> Any:
         """Return the weights of blocks, int64; `ids` is a number, an array of numbers, or a slice."""
         numbers = np.arange(*ids.indices(len(self))) if isinstance(ids, slice) else np.asarray(ids)
-        blocks = self._blocks
-        if blocks._counts is not None:
-            blocks._places(numbers)  # for its error
-            return np.asarray(blocks._counts[blocks._low + numbers], np.int64)
-        _, low, high = blocks._in_chunk(blocks._places(numbers))
-        return high - low
-
-    def sum(self) -> int:
-        """Return the sum of all."""
-        blocks = self._blocks
-        if blocks._counts is not None:
-            return int(blocks._counts[blocks._low : blocks._high].sum())
-        return len(blocks.documents)
+        return self._blocks.supervised(numbers)
 
     def fingerprint_of(self, samples: int) -> str:
         """Hash those of the first blocks; only all are asked for."""
@@ -278,9 +283,9 @@ class TokenDocuments:
     def __init__(self, index: Index, cache: ChunkCache, record: TokensRecord, low: int, high: int):
         """Take the tokens with numbers from `low` to before `high`."""
         self._index, self._cache, self._record, self._low, self._high = index, cache, record, low, high
-        self._ends = np.cumsum(index.rows, dtype=np.int64)
+        self._chunks = Pieces.of(index.rows)
         amounts = [each.amount for each in record.whole]
-        self._shard_starts = np.cumsum([0, *(each.tokens for each in amounts)])
+        self._shards = Pieces.of([each.tokens for each in amounts])
         self.date = record.settings.date
         """The date that the chat template has written; empty if it has written none."""
         self.all_supervised = record.settings.meaning.all_supervised
@@ -316,8 +321,8 @@ class TokenDocuments:
 
     def _shard_of(self, token: int) -> tuple[int, int]:
         """Return the number of the shard with a token, and of its first one; of the last token's end, of no shard."""
-        shard = int(np.searchsorted(self._shard_starts, token, side="right")) - 1
-        return shard, int(self._shard_starts[shard])
+        shard = int(self._shards.piece_of(token))
+        return shard, int(self._shards.borders[shard])
 
     def tokens(self, low: int, high: int) -> np.ndarray:
         """Return the tokens with numbers from `low` to before `high`."""
@@ -339,8 +344,8 @@ class TokenDocuments:
         """Yield the tokens from one number to before another, among those of all shards, chunk by chunk."""
         if low >= high:
             return
-        first, last = np.searchsorted(self._ends, (low, high - 1), side="right").tolist()
-        borders = [low, *self._ends[first:last].tolist(), high]
+        first, last = self._chunks.piece_of(np.array([low, high - 1])).tolist()
+        borders = [low, *self._chunks.borders[first + 1 : last + 1].tolist(), high]
         for chunk, (start, end) in enumerate(pairwise(borders), first):
-            offset = int(self._ends[chunk] - self._index.rows[chunk])
+            offset = int(self._chunks.borders[chunk])
             yield tokens_of(self._cache.table(chunk), start - offset, end - offset)

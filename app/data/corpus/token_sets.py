@@ -15,14 +15,14 @@ from app.data.config import CorpusData
 from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.token_blocks import TokenBlocks
 from app.data.corpus.token_shards import SPLITS, TOKENIZER, find_tokens, splits_at
+from app.data.loading import Tables, load_tables
 from app.data.streams.chunk_cache import ChunkCache
 from app.data.streams.index import index_of
 from app.data.streams.opening import GB
 from app.data.streams.shards import is_url
 from app.data.tables.columns import name_of
-from app.data.tables.sources import Tables, load_tables
 from app.data.tables.splits import count_of, named_sets
-from app.data.text.labeled_text import lasting_identity
+from app.data.text.encoding import lasting_identity
 from app.data.text.tokenizer import with_mask
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -105,28 +105,36 @@ def load(config: CorpusData, columns: Sequence[str], needs: Needs) -> TokenTable
         return tables
 
 
-def to_train_on(config: CorpusData, columns: Sequence[str]) -> TokenTables:
-    """Open the tokens to train on, and what to evaluate on; raises as `load`."""
+def to_train_on(config: CorpusData, columns: Sequence[str], flag: str = "--data.path") -> TokenTables:
+    """Open the tokens to train on, and what to evaluate on; raises as `load`.
+
+    Args:
+        flag: names the data in errors.
+    """
     path = os.path.expanduser(config.path[0])
     if config.name or config.columns:
-        raise UserError(f"--data.path {path} holds tokens: leave out --data.name and --data.columns")
-    train = _open("--data.path", path, _split("--data.split", config.split), config)
+        raise UserError(
+            f"{flag} {path} holds tokens, which have no configuration (--data.name) and no columns to name "
+            "(--data.columns): leave these out"
+        )
+    of_split = "--data.split" if flag == "--data.path" else f"{flag} {path}, split"
+    train = _open(flag, path, _split(of_split, config.split), config)
     meaning = train.record.settings.meaning
     if [*columns] not in (["text"], meaning.columns):
         raise UserError(
-            f"--data.path {path} holds tokens of {' and '.join(meaning.columns)}, not of {' and '.join(columns)}: "
+            f"{flag} {path} holds tokens of {' and '.join(meaning.columns)}, not of {' and '.join(columns)}: "
             "leave out the flags of columns, or tokenize again"
         )
     as_asked = _streamed(config, path)
     if config.eval_path:
         scored = to_evaluate_on(config, columns, "--data.eval-path", config.eval_path, config.eval_split, train)
         return TokenTables(as_asked(train), scored)
-    own = [split for split in ("validation", "test") if split in splits_at(path) and split != config.split]
+    own = [split for split in SPLITS[1:] if split in splits_at(path) and split != config.split]
     if chosen := config.eval_split or next(iter(own), ""):
         return TokenTables(as_asked(train), _evaluated("--data.eval-split", path, chosen, config, train))
     if len(train) < 2:
         raise UserError(
-            f"--data.path {path} has {len(train)} block of {config.block} tokens, too few to hold some out for "
+            f"{flag} {path} has {len(train)} block of {config.block} tokens, too few to hold some out for "
             "evaluation: give more data, --data.eval-path, or a smaller --data.block"
         )
     cut = len(train) - count_of(len(train), config.holdout)
@@ -137,13 +145,15 @@ def are_streamed(config: CorpusData, path: str) -> bool:
     """Tell whether tokens are read in the order of chunks.
 
     Raises:
-        UserError: chunks that are damaged are to be left out, of which blocks would be missing.
+        UserError: a flag asks for what tokens have not.
     """
+    if config.sort_over > 1:
+        raise UserError("--data.sort-over: blocks of tokens are of one length, and not sorted: leave it out")
     if config.bad == "skip":
         raise UserError(
             "--data.bad skip: a chunk of tokens cannot be left out: copy its shard again, or tokenize again"
         )
-    return config.stream == "true" or (config.stream == "auto" and is_url(path))
+    return config.streams(lambda: is_url(path))
 
 
 def _streamed(config: CorpusData, path: str) -> Callable[[TokenBlocks], TokenBlocks]:
@@ -163,7 +173,7 @@ def to_evaluate_on(
     """Open tokens, or a table of texts, to evaluate on."""
     path = os.path.expanduser(path)
     if holds_tokens(path):
-        preferred = [each for each in ("validation", "test", "train") if each in splits_at(path)]
+        preferred = [each for each in (*SPLITS[1:], SPLITS[0]) if each in splits_at(path)]
         return _evaluated(flag, path, split or preferred[0], config, train)
     alone = dataclasses.replace(config, path=(), eval_path=path, eval_split=split, eval_sets=())
     return load_tables(alone, columns=columns, needs=Needs(training_rows=False)).evaluation
@@ -209,7 +219,7 @@ def _open(flag: str, path: str, split: str, config: CorpusData) -> TokenBlocks:
     # Of blocks in any order, all chunks are read in every epoch.
     limit = int(config.cache_gb * GB) if are_streamed(config, path) else UNLIMITED
     cache = ChunkCache(flag, index, cache_folder() / "streams" / f"tokens-{key}", limit)
-    blocks = TokenBlocks(index, cache, record, config.block, config.packing == "documents")
+    blocks = TokenBlocks(flag, index, cache, record, config.block, config.packing == "documents")
     if not len(blocks):
         raise UserError(f"{flag} {path} has nothing to learn: no token of the split {split} is supervised")
     return blocks
@@ -228,13 +238,13 @@ def own_tokenizer(blocks: TokenBlocks, kind: str, block: int) -> "PreTrainedToke
     made_with = blocks.record.settings.tokenizer
     if kind != "bpe" and kind != made_with:
         raise UserError(
-            f"--scratch.tokenizer {kind}: {blocks.folder} was tokenized with {made_with}: leave the flag out, or "
+            f"--scratch.tokenizer {kind}: {blocks.origin} was tokenized with {made_with}: leave the flag out, or "
             "tokenize again"
         )
     tokenizer = _saved(blocks)
     if lasting_identity(tokenizer) != blocks.record.settings.meaning.tokenizer:
         raise UserError(
-            f"--data.path {blocks.folder}: {TOKENIZER}/tokenizer.json, or a file next to it, is not that of the "
+            f"{blocks.origin}: {TOKENIZER}/tokenizer.json, or a file next to it, is not that of the "
             "tokenizer which the tokens were made with: copy the folder again, or tokenize again"
         )
     tokenizer.model_max_length = block
@@ -250,7 +260,7 @@ def _saved(blocks: TokenBlocks) -> "PreTrainedTokenizerBase":
     except Exception as error:  # tokenizers raises a plain one
         reason = " ".join(str(error).split())
         raise UserError(
-            f"--data.path {blocks.folder}: {TOKENIZER}/tokenizer.json, or a file next to it, cannot be loaded "
+            f"{blocks.origin}: {TOKENIZER}/tokenizer.json, or a file next to it, cannot be loaded "
             f"({reason:.200}): copy the folder again, or repeat the command that tokenized"
         ) from error
 
@@ -266,7 +276,7 @@ def check_tokenizer(blocks: TokenBlocks, tokenizer: "PreTrainedTokenizerBase") -
     is_same = lasting_identity(tokenizer) in (meaning.tokenizer, _masking_identity(blocks, tokenizer))
     if not is_same or (start_of(tokenizer), end_of(tokenizer)) != (meaning.start, meaning.end):
         raise UserError(
-            f"--data.path {blocks.folder} holds tokens of another tokenizer ({settings.tokenizer}) than --model has: "
+            f"{blocks.origin} holds tokens of another tokenizer ({settings.tokenizer}) than --model has: "
             "give the model that they were made for, or tokenize again with --tokenizer and this model"
         )
 

@@ -19,6 +19,7 @@ from app import storage
 from app.config.text_files import why
 from app.data.reading import unreadable
 from app.data.streams.shards import Shard, Shards
+from app.data.tables.splits import SPLIT_WORDS
 from app.errors import UserError
 from app.sampling.hashing import hash_of_bytes, key_of
 from app.storage.records import IF_ANY, JsonRecord
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 FORMAT = "2026-11"  # the month in which a column or a field last changed its meaning
 KEY = "samestep-tokens"
 TOKEN, BEGINS, SUPERVISED = "token", "begins", "supervised"
-SPLITS = ("train", "validation", "test")
+SPLITS = tuple(SPLIT_WORDS)
 TOKENIZER = "tokenizer"
 """The folder next to the shards in which the tokenizer is."""
 NEAR = 8  # a chunk ends with a document if one ends within an eighth of a chunk from where it would end

@@ -165,7 +165,7 @@ def _check_ends(flag: str, file: str, edges: np.ndarray, nodes: int) -> None:
 
 def _tables(flag: str, edges: str, nodes: str, undirected: bool) -> Graph:
     """Read tables: of edges, with source and target; of nodes, with label, perhaps id and split, and features."""
-    from app.data.tables.sources import open_source
+    from app.data.loading import open_source
 
     rows = open_source("--data.nodes", (nodes,), words=IDS).tables["train"].with_format("numpy")
     ends = open_source(flag, (edges,), words=IDS).tables["train"]

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import cache_of
-from app.data.folders import files_below, is_hidden
+from app.data.folders import files_below, is_hidden, words_in
 from app.data.images import formats
+from app.data.left_out import is_paper
 from app.data.reading import explained, read_whole
+from app.data.tables.splits import SPLIT_WORDS, SPLITS
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -24,18 +26,12 @@ if TYPE_CHECKING:
 
 # Part of the cache's key: raise it when the rows change.
 VERSION = 1
-SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
 # Words that leave the name of a split what it is: train_images, Test Set.
 PLAIN = {"images", "image", "imgs", "img", "set", "data", "dataset", "photos", "pictures", "pics", "folder", "split"}
 # What may hold the data instead of the images: where there are more of these, datasets reads the folder.
 OTHERS = {".parquet", ".arrow", ".zip", ".tar", ".gz", ".tgz"}
 TABLES = {".csv", ".tsv", ".json", ".jsonl"}
 DESCRIBED = {"metadata.csv", "metadata.jsonl", "metadata.parquet", "dataset_dict.json", "state.json"}
-PAPERS = ("readme", "license", "licence", "changelog", "citation")
 
 Parts = tuple[str, ...]
 
@@ -135,7 +131,7 @@ def _splits_of(what: str, images: list[Parts]) -> dict[str, Split]:
                 "together, or rename one"
             )
         splits[split] = Split(*_inside((*base, folder), [parts[1:] for parts in images if parts[0] == folder]))
-    return {split: splits[split] for split in SPLITS if split in splits}
+    return {split: splits[split] for split in SPLIT_WORDS if split in splits}
 
 
 def _inside(base: Parts, images: list[Parts]) -> tuple[Parts, list[Parts]]:
@@ -150,18 +146,23 @@ def _inside(base: Parts, images: list[Parts]) -> tuple[Parts, list[Parts]]:
 
 def _named_splits(folders: Sequence[str]) -> dict[str, str]:
     """Return the split of each folder that is named like one: train, Test Set, or seg_train next to seg_test."""
-    words = {folder: [word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", folder)] for folder in folders}
+    words = {folder: [each for word in words_in(folder) for each in _humps(word)] for folder in folders}
     split_of_folder: dict[str, tuple[str, Parts]] = {}
     for folder, folder_words in words.items():
-        split = next((split for split, names in SPLITS.items() if set(folder_words) & set(names)), "")
+        split = next((split for split, names in SPLIT_WORDS.items() if set(folder_words) & set(names)), "")
         if split:
-            split_of_folder[folder] = split, tuple(word for word in folder_words if word not in SPLITS[split])
+            split_of_folder[folder] = split, tuple(word for word in folder_words if word not in SPLIT_WORDS[split])
     pairs = {
         rest
         for split, rest in split_of_folder.values()
         if split == "train" and any(other != "train" and its == rest for other, its in split_of_folder.values())
     }
     return {folder: split for folder, (split, rest) in split_of_folder.items() if set(rest) <= PLAIN or rest in pairs}
+
+
+def _humps(word: str) -> list[str]:
+    """Return the words that capitals part a word into, as in TestSet, in lower case; of one with accents, itself."""
+    return [each.lower() for each in (re.findall("[A-Z]?[a-z]+|[A-Z]+", word) if word.isascii() else [word])]
 
 
 def _classes_of(what: str, split: Split) -> list[str]:
@@ -186,9 +187,8 @@ def _classes_of(what: str, split: Split) -> list[str]:
                 f"{what}: the folders {_shown(split.base, other)} and {_shown(split.base, folder)} have one name but "
                 "for its spelling: put their images together, or rename one"
             )
-    every = {name for names in SPLITS.values() for name in names}
     for parts in split.images:
-        if len(parts) > 2 and parts[1].lower() in every:
+        if len(parts) > 2 and parts[1].lower() in SPLITS:
             raise UserError(
                 f"{what}: {_shown(split.base, *parts[:2])} is a split inside of a class: put splits above classes, as "
                 f"{parts[1]}/{parts[0]}"
@@ -207,7 +207,7 @@ def _notes(path: str, splits: dict[str, Split], classes: dict[str, list[str]], r
     if inner:
         several = f"{len(inner):,} images lie in folders inside of their class's, such as {inner[0]}"
         yield several if inner[1:] else f"{inner[0]} lies in a folder inside of its class's"
-    lost = [parts for parts in rest if not parts[-1].lower().startswith(PAPERS)]
+    lost = [parts for parts in rest if not is_paper(parts[-1])]
     if lost:
         first = os.path.join(*lost[0])
         several = f"{len(lost):,} files are left out that are no images, such as {first}"

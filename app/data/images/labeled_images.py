@@ -14,12 +14,12 @@ from app.data.cache import cache_folder, made_once, using_cache, with_labels
 from app.data.config import ClassData
 from app.data.images.image_column import ImageColumn
 from app.data.images.processor import ImageProcessor
+from app.data.loading import Tables, load_tables
 from app.data.mixtures.joined import MixedRows
 from app.data.rows import Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, held, is_text
 from app.data.tables.labels import SINGLE, Labels, only_of_their_class, read_labels, streamed_classes
-from app.data.tables.sources import Tables, load_tables
 from app.distributed.environment import is_main_process
 from app.errors import UserError
 from app.sampling.hashing import hash_of_bytes, key_of

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from app.config.file_kinds import HEAD, head_of
 from app.data.reading import unreadable
 from app.errors import UserError
 
@@ -174,9 +175,13 @@ def _opened(source: Source, what: str, name: str, advice: str) -> Iterator["Imag
         ) from error
     except UnidentifiedImageError as error:  # its text has the name once more, or an address in memory
         unknown = ValueError("it is no picture of a known format, or damaged")
-        raise unreadable(what, name, unknown, advice) from error
+        raise unreadable(what, name, unknown, advice, _head_of(source)) from error
     except Exception as error:
-        raise unreadable(what, name, error, advice) from error
+        raise unreadable(what, name, error, advice, _head_of(source)) from error
+
+
+def _head_of(source: Source) -> bytes:
+    return source[:HEAD] if isinstance(source, bytes) else head_of(str(source))
 
 
 def _pages(image: "Image", what: str, name: str) -> list[int]:

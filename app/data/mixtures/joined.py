@@ -1,20 +1,21 @@
 """The rows of several sources, one after another, and the order in which a run mixes them."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from app.data.fingerprint import places
 from app.data.mixtures.mix_file import Mix
-from app.data.rows import Fetched, Incomplete, Ordered, Rows, Streamed, read_rows
+from app.data.rows import Fetched, Incomplete, Measures, Ordered, Rows, Sharded, Streamed, read_rows
 from app.data.streams.chunk_cache import ReadByChunks
 from app.errors import UserError
-from app.sampling.batch_plan import BatchPlan
+from app.sampling.batch_plan import BatchPlan, Length, Weigh
 from app.sampling.hashing import hash_of_bytes, key_of
 from app.sampling.mixture import Part
-from app.sampling.orders import Mixed, Order, Shuffled, Source, seed_of_source
+from app.sampling.orders import Mixed, Order, Shuffled, SourceOrder, seed_of_source
+from app.sampling.pieces import Pieces
 from app.sampling.triggers import as_steps
 
 
@@ -38,35 +39,24 @@ class Slice:
         return read_rows(self.rows, [self.start + number for number in numbers])
 
 
-def _by_piece(ends: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield, of pieces one after another that end before `ends`, each that has some of these numbers.
-
-    Returns:
-        Its place among the pieces, where its numbers are among them, and the numbers counted from its first one.
-    """
-    pieces = np.searchsorted(ends, numbers, side="right")
-    for piece in np.unique(pieces).tolist():
-        (here,) = np.nonzero(pieces == piece)
-        yield piece, here, numbers[here] - (ends[piece - 1] if piece else 0)
-
-
 class JoinedWeights:
     """The weights of the rows of several sources."""
 
-    def __init__(self, sources: Sequence[Any], ends: np.ndarray):
-        self._weights, self._ends = [each.weights for each in sources], ends
+    def __init__(self, sources: Sequence[Any], pieces: Pieces):
+        """Join those of sources, whose rows are these pieces."""
+        self._weights, self._pieces = [each.weights for each in sources], pieces
 
     def fingerprint_of(self, samples: int) -> str:
         """Hash the weights of the first samples, which are all of some sources."""
-        whole = [weights for weights, end in zip(self._weights, self._ends.tolist(), strict=True) if end <= samples]
+        whole = self._weights[: self._pieces.piece_of(samples)]
         return key_of(*(hash_of_bytes([w]) if isinstance(w, np.ndarray) else w.fingerprint_of(len(w)) for w in whole))
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._pieces.rows
 
     def __getitem__(self, samples: np.ndarray) -> np.ndarray:
         weights = np.empty(len(samples), np.float64)
-        for source, here, numbers in _by_piece(self._ends, samples):
+        for source, here, numbers in self._pieces.grouped(samples):
             weights[here] = self._weights[source][numbers]
         return weights
 
@@ -77,16 +67,17 @@ class JoinedRows:
     def __init__(self, sources: Sequence[Rows]):
         """Join the rows of sources."""
         self.sources = tuple(sources)
-        self._ends = np.cumsum([len(each) for each in sources])
-        self.lengths = self._lengths()
-        """Of all rows, if they are known."""
-        self.weights: JoinedWeights | Callable[[Any], float] | None = self._joined_weights()
-        """Of all rows, if they are known and not all 1; or what weighs a row that is read."""
+        self._pieces = Pieces.of([len(each) for each in sources])
+        self.lengths: np.ndarray | Length | None = self._lengths()
+        """What run.batches gets as `lengths`: those of all rows, if they are known, or what measures one when read."""
+        self.weights: JoinedWeights | Weigh | None = self._joined_weights()
+        """What run.batches gets as `weights`: those of all rows, if they are known and not all 1, or what weighs one.
+        """
         self.skips = any(isinstance(each, Incomplete) and each.skips for each in sources)
         self.digested = self._digested()
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._pieces.rows
 
     def __getitem__(self, row: int) -> Any:
         return self.__getitems__([row])[0]
@@ -119,23 +110,23 @@ class JoinedRows:
         """Yield each source that has some of these rows, where among them, and their numbers in the source."""
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise IndexError(f"there are {len(self)} rows")
-        for source, here, numbers in _by_piece(self._ends, rows):
+        for source, here, numbers in self._pieces.grouped(rows):
             yield self.sources[source], here, numbers
 
     def _lengths(self) -> np.ndarray | None:
         lengths = [getattr(each, "lengths", None) for each in self.sources]
-        return None if any(each is None for each in lengths) else np.concatenate(lengths)  # type: ignore[arg-type]
+        return None if any(each is None or callable(each) for each in lengths) else np.concatenate(lengths)  # type: ignore[arg-type]
 
     def _joined_weights(self) -> JoinedWeights | None:
         known = [getattr(each, "weights", None) for each in self.sources]
-        return None if any(w is None or callable(w) for w in known) else JoinedWeights(self.sources, self._ends)
+        return None if any(w is None or callable(w) for w in known) else JoinedWeights(self.sources, self._pieces)
 
     def _digested(self) -> list[int]:
         """Choose rows to tell these data from others by: of each source that can be read anywhere, as of one alone."""
         rows: list[int] = []
-        for source, end in zip(self.sources, self._ends.tolist(), strict=True):
+        for source, first in zip(self.sources, self._pieces.first.tolist(), strict=True):
             if not isinstance(source, Fetched):
-                rows += [end - len(source) + place for place in places(len(source))]
+                rows += [first + place for place in places(len(source))]
         return rows
 
 
@@ -146,21 +137,27 @@ class MixedRows(JoinedRows):
         self,
         mix: Mix,
         sources: Sequence[Rows],
-        weights: Callable[[Any], float] | None = None,
+        measures: Measures | None = None,
         whole: Rows | None = None,
     ):
         """Join the rows of a mixture's sources, in its order.
 
         Args:
-            weights: weighs a row that is read, where not all rows are known before; None: the weights that all have.
+            measures: of a row that is read, where not all rows are known before; None: the rows' own.
             whole: the data set of which the sources are parts, if they were made as one.
         """
         super().__init__(sources)
         self.mix, self.whole = mix, whole
         self.models: dict[str, str] = getattr(whole, "models", {})
         """What names the contents of the models that a run over these rows needs, by what they are."""
-        if weights is not None:
-            self.weights = weights
+        if measures is not None:
+            self.weights, self.lengths = measures
+
+    def shard_hashes(self) -> dict[str, str]:
+        """Hash what is in each file of sources that know it, by the names of the source and the file."""
+        named = zip(self.mix.sources, self.sources, strict=True)
+        known = [(about.name, each.shard_hashes()) for about, each in named if isinstance(each, Sharded)]
+        return {f"{source}: {shard}": value for source, hashes in known for shard, value in hashes.items()}
 
     def order(self, plan: BatchPlan) -> Mixed:
         """Return the order in which a run mixes the sources; raises as `mixed_order`."""
@@ -187,7 +184,7 @@ def mixed_order(mix: Mix, rows: Sequence[Any], plan: BatchPlan) -> Mixed:
             )
         own = dataclasses.replace(plan, samples=len(own_rows), seed=seed_of_source(plan.seed, number))
         order: Order = own_rows.order(own) if isinstance(own_rows, Ordered) else Shuffled(own.samples, own.seed)
-        sources.append(Source(about.name, order, getattr(own_rows, "fingerprint", None) or ""))
+        sources.append(SourceOrder(about.name, order, getattr(own_rows, "fingerprint", None) or ""))
     return Mixed(sources, _parts(mix, rows, plan), max(each.order.lanes for each in sources))
 
 

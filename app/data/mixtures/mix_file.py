@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from app.config.yaml_files import UniqueKeys
 from app.data.config import TableData
 from app.data.reading import read_text
 from app.errors import UserError
@@ -102,7 +103,9 @@ def read_mix(config: TableData, file: str) -> Mix:
     """
     try:
         content = yaml.load(read_text(FLAG, file), Loader=_Loader)
-    except yaml.YAMLError as error:
+    except _OtherReading as error:
+        raise UserError(f"{FLAG} {file}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{FLAG} {file}: it is no YAML: {' '.join(str(error).split())}") from None
     whole = _Fields(file, "", content, "an object with `sources`")
     listed = whole.take("sources", _listed)
@@ -122,14 +125,48 @@ def read_mix(config: TableData, file: str) -> Mix:
     return Mix(sources, changes)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which no object has a key twice, of which the first would count for nothing."""
+class _OtherReading(ValueError):
+    """YAML reads a word as something else than it seems to be."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice} stands there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+
+class _Loader(UniqueKeys):
+    """YAML in which words are what they seem to be.
+
+    By YAML 1.1, which PyYAML reads, 1e3 is a text, 010 the number 8, 1:30 the number 90, and `no` false.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        value = super().construct_object(node, deep) if not _is_date(node) else None
+        if isinstance(node, yaml.ScalarNode) and node.style is None and (told := _other_reading(node, value)):
+            raise _OtherReading(f"line {node.start_mark.line + 1}: {node.value} is {told}")
+        return value
+
+
+_DECIMAL = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_OCTAL = re.compile(r"[-+]?0o?[0-7]+")
+_QUOTED = "in quotes if it is a text"
+
+
+def _is_date(node: yaml.Node) -> bool:
+    return str(node.tag).endswith(":timestamp")
+
+
+def _other_reading(node: yaml.ScalarNode, value: Any) -> str:
+    """Say how YAML reads a word without quotes, if that is not what it seems to be, and what to write."""
+    word = node.value
+    if _is_date(node):
+        return "a date to YAML: write it in quotes"
+    if isinstance(value, bool) and word.lower() not in ("true", "false"):
+        return f"{str(value).lower()} to YAML: write {str(value).lower()}, or write it {_QUOTED}"
+    if isinstance(value, int) and not isinstance(value, bool) and not _WHOLE.fullmatch(word):
+        return f"the number {value} to YAML: write {value} if that is meant, or write it {_QUOTED}"
+    if isinstance(value, float) and math.isfinite(value) and not _DECIMAL.fullmatch(word):
+        return f"the number {value} to YAML: write {value} if that is meant, or write it {_QUOTED}"
+    if isinstance(value, str) and (_DECIMAL.fullmatch(word) or _OCTAL.fullmatch(word)):
+        number = int(word.replace("o", ""), 8) if "o" in word else int(word) if word.isdigit() else float(word)
+        return f"a text to YAML, and no number: write {number}, or write it {_QUOTED}"
+    return ""
 
 
 class _Fields:
@@ -246,7 +283,7 @@ def _listed_text(value: str | tuple[str, ...]) -> tuple[str, ...]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("a text")
+        raise ValueError("a text" + ": write it in quotes" * isinstance(value, int | float))
     return value
 
 
@@ -258,7 +295,7 @@ def _switch(value: Any) -> str:
 
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"\w[\w.-]*", value):
-        raise ValueError("a name of letters, digits, _, . and -")
+        raise ValueError("a name of letters, digits, _, . and -" + ", in quotes" * isinstance(value, int | float))
     return value
 
 

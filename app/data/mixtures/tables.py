@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.data.mixtures.joined import MixedRows, Slice
 from app.data.mixtures.mix_file import FLAG, Mix, MixedSource
-from app.data.rows import LeavesOut, Rows
+from app.data.rows import NO_MEASURES, LeavesOut, Measures, Rows
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import Finish, Finished, StreamedSamples
 from app.data.tables.columns import Piece, is_text, name_of, name_table, pieces_of, row_name
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
 Make = Callable[["Dataset"], Rows]
 """Takes a table, and returns its samples; these do their work when they are read."""
-Weigh = Callable[[Any], float]
-"""Weighs a sample that is read."""
 
 
 @dataclass(frozen=True)
-class Part:
+class SourceTable:
     """What is trained on of one source."""
 
     source: MixedSource
@@ -59,17 +57,17 @@ class MixedTables:
     """What is trained on of all sources."""
 
     mix: Mix
-    parts: tuple[Part, ...]
+    tables: tuple[SourceTable, ...]
 
     @property
     def streams(self) -> bool:
         """Tell whether any of them is streamed."""
-        return any(part.stream is not None for part in self.parts)
+        return any(each.stream is not None for each in self.tables)
 
     @property
     def rows(self) -> int:
         """Count the rows of all of them."""
-        return sum(part.rows for part in self.parts)
+        return sum(each.rows for each in self.tables)
 
     def cut(self, whole: Rows) -> MixedRows:
         """Return the samples of all sources, which have been made as one data set.
@@ -78,26 +76,26 @@ class MixedTables:
             UserError: all rows of a source were left out.
         """
         slices, start, rows = [], 0, 0
-        for part in self.parts:
-            rows += part.rows
+        for each in self.tables:
+            rows += each.rows
             end = whole.kept_before(rows) if isinstance(whole, LeavesOut) else rows
             if end == start:
-                raise UserError(f"{FLAG}: no row of {part.source.name} can be used: leave this source out")
+                raise UserError(f"{FLAG}: no row of {each.source.name} can be used: leave this source out")
             slices.append(Slice(whole, start, end))
             start = end
         return MixedRows(self.mix, slices, whole=whole)
 
     def joined(
-        self, make: Make, identity: Sequence[object], weights: Weigh | None = None, finish: Finish = list
+        self, make: Make, identity: Sequence[object], measures: Measures = NO_MEASURES, finish: Finish = list
     ) -> MixedRows:
         """Return the samples of all sources, each made apart; the arguments are those of StreamedSamples."""
-        return MixedRows(self.mix, [part.samples(make, identity, finish) for part in self.parts], weights)
+        return MixedRows(self.mix, [each.samples(make, identity, finish) for each in self.tables], measures)
 
     def described(self) -> str:
         """Say what each source has, and its weight."""
         return self.mix.described(
-            f"{part.rows:,} rows" + ("" if part.stream is None else f", streamed in {part.stream.chunks:,} chunks")
-            for part in self.parts
+            f"{each.rows:,} rows" + ("" if each.stream is None else f", streamed in {each.stream.chunks:,} chunks")
+            for each in self.tables
         )
 
 

@@ -18,6 +18,7 @@ import psutil
 from app.data.cache import cache_folder
 from app.data.streams.chunk_folder import ChunkFolder, check_room, working_set
 from app.data.streams.chunk_reader import BadChunk, ChunkReader
+from app.data.streams.chunks import as_dataset
 from app.data.streams.forked_readers import Answering, Asking
 from app.data.streams.index import FORMAT, Index
 from app.distributed.environment import local_world_size, world_size
@@ -46,13 +47,20 @@ class ReadByChunks:
     """Names the data in errors."""
     index: Index
     window: int
-    """In chunks, as of StreamOrder."""
+    """Chunks for each micro-batch, as --data.window."""
+    sort_over: int
+    """Micro-batches that share a lane, as --data.sort-over."""
     limit: int
     """Bytes of all chunks on each machine, as decoded."""
 
+    @property
+    def lane_window(self) -> int:
+        """Return the chunks of which a lane mixes the rows: so many that a step mixes as many, whatever lanes share."""
+        return self.window * self.sort_over
+
     def working_set(self, lanes: int) -> float:
         """Return the bytes that a machine must hold for so many lanes."""
-        return working_set(self.index, lanes, self.window)
+        return working_set(self.index, lanes * self.sort_over, self.window)
 
     def check_room(self, lanes: int) -> None:
         """Refuse a limit that is too small for what a machine reads at one time.
@@ -63,7 +71,7 @@ class ReadByChunks:
         Raises:
             UserError: it is too small.
         """
-        check_room(self.flag, self.index, lanes, self.window, self.limit)
+        check_room(self.flag, self.index, lanes * self.sort_over, self.window, self.limit)
 
     def check_room_here(self, lanes: int) -> None:
         """Check as `check_room` does, for this machine's part of all lanes of the run."""
@@ -127,16 +135,17 @@ class ChunkCache:
             )
         self._let_go()
         # Kept, as it costs ten times what reading a row does.
-        self._mapped[chunk] = mapped = self._as_dataset(chunk, table)
+        mapped = as_dataset(table, self._index.features, self.name_of(chunk), self._index.fingerprint, chunk)
+        self._mapped[chunk] = mapped
         return mapped
 
     def name_of(self, chunk: int) -> str:
         """Return the words by which errors name a chunk."""
         return self._reader.name_of(chunk)
 
-    def read_by(self, window: int) -> ReadByChunks:
-        """Say how a run reads the chunks that has windows of so many."""
-        return ReadByChunks(self._flag, self._index, window, self._limit)
+    def read_by(self, window: int, sort_over: int = 1) -> ReadByChunks:
+        """Say how a run reads the chunks, with these settings."""
+        return ReadByChunks(self._flag, self._index, window, sort_over, self._limit)
 
     def prepare(self, chunks: Iterable[int]) -> None:
         """Bring chunks in threads, the first ones first, and return at once.
@@ -168,12 +177,6 @@ class ChunkCache:
     def _name(self, chunk: int) -> str:
         """Return the name of a chunk's file: by where it lies, since an index may be of a part of the data."""
         return f"{self._index.shard[chunk]}-{self._index.start[chunk]}.arrow"
-
-    def _as_dataset(self, chunk: int, table: "pa.Table") -> "Dataset":
-        import datasets
-
-        info = datasets.DatasetInfo(features=self._index.features, description=self.name_of(chunk))
-        return datasets.Dataset(datasets.table.InMemoryTable(table), info=info, fingerprint=f"chunk-{chunk}")
 
     def _let_go(self) -> None:
         """Close chunks that others have deleted, whose bytes stay on the disk until then, and the oldest of many."""

@@ -4,6 +4,10 @@ A chunk is one Arrow file, whole or absent: it is written as a draft and renamed
 nothing that another one believes. A draft has its full size from its first moment, and what the folder holds is counted
 in one file under a lock, so all processes together keep to the limit. When a chunk does not fit, those go that were not
 used for the longest time; whoever has mapped one can read on, because a file without a name stays while it is open.
+
+Locks save work, and no chunk depends on them: a process that holds one for a minute may have been stopped, and then the
+next one puts a new file in the place of the lock's. If the first one wakes up, two write one chunk, each into its own
+draft, or one deletes the other's draft, which is then written again.
 """
 
 import contextlib
@@ -12,6 +16,7 @@ import fcntl
 import functools
 import math
 import os
+import secrets
 import threading
 import time
 import zlib
@@ -33,36 +38,38 @@ if TYPE_CHECKING:
 ENDING = ".arrow"
 LOCKS = 64  # files; two chunks with one of them wait for each other
 SLACK = 16  # a folder that is full is emptied by this part of its limit more than must be, so that it is seldom listed
-SECONDS_BETWEEN = 0.01  # two attempts to take a lock that the system has refused
+SECONDS_BETWEEN = 0.01  # two attempts to take a lock
+PATIENCE = 60.0  # seconds to wait for a lock until its holder counts as stopped
 SECONDS = 60.0  # to wait for room while others write
+TRIES = 3  # to write a chunk whose draft others delete
 
 
-def working_set(index: Index, lanes: int, window: int) -> float:
-    """Return the bytes of a cache that holds two windows of each of some lanes; never more than all chunks take."""
+def working_set(index: Index, micro_batches: int, window: int) -> float:
+    """Return the bytes of a cache that holds two windows of some micro-batches; never more than all chunks take."""
     decoded = index.size.astype(np.float64) * index.growth
     # Chunks differ, and so does what they grow to: one of the largest is counted besides.
-    needed = (decoded.mean() * 2 * lanes * window + decoded.max()) * SLACK / (SLACK - 1)
+    needed = (decoded.mean() * 2 * micro_batches * window + decoded.max()) * SLACK / (SLACK - 1)
     return min(needed, decoded.sum() * (SLACK + 1) / SLACK)
 
 
-def check_room(flag: str, index: Index, lanes: int, window: int, limit: int) -> None:
-    """Refuse a cache that does not hold what is read at one time: two windows of each lane, one of them ahead.
+def check_room(flag: str, index: Index, micro_batches: int, window: int, limit: int) -> None:
+    """Refuse a cache that does not hold what is read at one time: two windows of each micro-batch, one of them ahead.
 
     Args:
         flag: names the data.
-        lanes: how many are read on this machine.
+        micro_batches: of a step, whose rows are read on this machine.
         window: in chunks.
         limit: of the cache, in bytes.
 
     Raises:
         UserError: it is too small; the message has the size that would do.
     """
-    needed = working_set(index, lanes, window)
+    needed = working_set(index, micro_batches, window)
     if needed > limit:
         raise UserError(
-            f"--data.cache-gb: it allows {limit / 1e9:.3g} GB, and two windows of {window} chunks for each of {lanes} "
-            f"lanes on this machine take about {needed / 1e9:.3g} GB of {flag}: give {rounded_up(needed / 1e9)} or "
-            "more, or a smaller window"
+            f"--data.cache-gb: it allows {limit / 1e9:.3g} GB, and two windows of {window} chunks for each of "
+            f"{micro_batches} micro-batches on this machine take about {needed / 1e9:.3g} GB of {flag}: give "
+            f"{rounded_up(needed / 1e9)} or more, or a smaller window"
         )
 
 
@@ -136,21 +143,31 @@ class ChunkFolder:
         Raises:
             UserError: it is larger than the folder may be, or the disk is full.
         """
-        size = _size(table)
-        try:
-            draft = self._begun(name, size)
+        size, tries = _size(table), TRIES
+        while tries:
+            tries -= 1
             try:
-                _write(draft, table)
-                with _locked(self._folder, _ROOM):  # a list of names that are changed meanwhile may lack some
-                    draft.rename(self._folder / name)
-            except BaseException:
-                draft.unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise UserError(
-                f"--data.cache-gb: a chunk of {size:,} bytes cannot be written to {self._folder} "
-                f"({error.strerror or error}): make room there, or move the cache with HF_DATASETS_CACHE"
-            ) from error
+                return self._put(name, table, size)
+            except OSError as error:
+                # One that was stopped, and lost its locks by that, deletes drafts as those of a dead process.
+                if isinstance(error, FileNotFoundError) and (self.has(name) or tries):
+                    continue
+                raise UserError(
+                    f"--data.cache-gb: a chunk of {size:,} bytes cannot be written to {self._folder} "
+                    f"({error.strerror or error}): make room there, or move the cache with HF_DATASETS_CACHE"
+                ) from error
+
+    def _put(self, name: str, table: "pa.Table", size: int) -> None:
+        if self.has(name):
+            return
+        draft = self._begun(name, size)
+        try:
+            _write(draft, table)
+            with _locked(self._folder, _ROOM):  # a list of names that are changed meanwhile may lack some
+                draft.rename(self._folder / name)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
 
     def begin(self) -> None:
         """Forget what cannot be trusted: chunks that were written before the machine started again may not be whole.
@@ -234,23 +251,49 @@ def _threads_lock(folder: Path, lock: str, process: int) -> threading.Lock:
 @contextlib.contextmanager
 def _locked(folder: Path, lock: str) -> Iterator[IO[bytes]]:
     """Exclude other processes, and other threads, which the system does not tell from this one."""
-    with _threads_lock(folder.absolute(), lock, os.getpid()), open(folder / lock, "a+b") as file:
-        while not _is_taken(file):
+    with _threads_lock(folder.absolute(), lock, os.getpid()):
+        waiting = _Waiting(folder / lock)
+        while True:
+            with open(folder / lock, "a+b") as file:
+                if waiting.takes(file):
+                    yield file
+                    return
             time.sleep(SECONDS_BETWEEN)
-        yield file
 
 
-def _is_taken(lock: IO[bytes]) -> bool:
-    """Wait for a lock; tell whether it is ours now."""
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX)  # not flock, which a process that is forked meanwhile would hold on to
-    except OSError as error:
-        # The system takes threads of two processes that wait for one lock each, and hold another, for a deadlock: it
-        # does not know that those who hold one wait for none.
-        if error.errno != errno.EDEADLK:
-            raise
+class _Waiting:
+    """The wait for a lock; a holder that keeps others for too long counts as stopped, and loses it."""
+
+    def __init__(self, path: Path):
+        """Wait for the lock of a file."""
+        self._path, self._held, self._since = path, os.stat_result([0] * 10), time.monotonic()
+
+    def takes(self, file: IO[bytes]) -> bool:
+        """Lock the file, which has just been opened, and tell whether the lock is ours."""
+        about = os.fstat(file.fileno())
+        if not os.path.samestat(self._held, about):  # another process has put it there
+            self._held, self._since = about, time.monotonic()
+        # Not flock, which a process that is forked meanwhile would hold on to. Nor does the system wait for it: it
+        # would for ever, and it takes threads of two processes that wait for each other's locks for a deadlock.
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _is_at(self._path, about)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+        if time.monotonic() > self._since + PATIENCE and _is_at(self._path, about):
+            other = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
+            other.touch()
+            other.rename(self._path)
         return False
-    return True
+
+
+def _is_at(path: Path, about: os.stat_result) -> bool:
+    """Tell whether a file still has its name."""
+    try:
+        return os.path.samestat(path.stat(), about)
+    except FileNotFoundError:
+        return False
 
 
 def _is_dead(folder: Path, draft: str, held: str) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app import storage
 from app.data.reading import DAMAGE, unreadable
 from app.data.streams.chunks import Chunk
-from app.data.streams.index import FORMATS, Index
+from app.data.streams.index import ADVICE, FORMATS, Index, changed
 from app.data.streams.shards import is_url
 from app.errors import UserError
 
@@ -30,6 +30,10 @@ class BadChunk(UserError):
         super().__init__(message)
         self.chunk = chunk
 
+    def with_advice(self) -> "BadChunk":
+        """Return the error for a user who has not asked to leave out what is damaged."""
+        return BadChunk(self.chunk, f"{self}; {ADVICE}")
+
 
 class ChunkReader:
     """What reads the chunks of an index."""
@@ -37,7 +41,7 @@ class ChunkReader:
     def __init__(self, flag: str, index: Index):
         """Read for `flag`, which names the data in errors."""
         self._flag, self._index = flag, index
-        self._format = FORMATS[index.shards.format](flag, index.shards.folder)
+        self._format = FORMATS[index.shards.format](flag, index.shards.folder, index.shards.folder)
         self._files = storage.at(index.shards.folder)
         self._tail = functools.lru_cache(TAILS)(lambda number: index.fetch_tail(number, self._files))
         self._unchanged: set[int] = set()
@@ -68,10 +72,15 @@ class ChunkReader:
         return f"{shards.place_of(int(self._index.shard[chunk]))}, chunk at byte {part.start} ({part.rows} rows)"
 
     def _fetched(self, chunk: int) -> Chunk:
+        number = int(self._index.shard[chunk])
+        place = self._index.shards.place_of(number)
         try:
-            number = int(self._index.shard[chunk])
-            self._check_unchanged(number)
+            self._check_size(number)
             return self._index.fetch(chunk, self._files, self._tail(number))
+        except storage.Changed:
+            raise changed(self._flag, place) from None
+        except FileNotFoundError:
+            raise changed(self._flag, place, "is gone") from None
         except OSError as error:
             away = is_url(self._index.shards.folder) and error.errno in (errno.EIO, errno.ETIMEDOUT)
             advice = "it was asked for minutes; repeat the command when it answers again" if away else ""
@@ -87,20 +96,19 @@ class ChunkReader:
             raise ValueError(f"it has {len(table)} rows, where the index has {part.rows}")
         return table
 
-    def _check_unchanged(self, number: int) -> None:
-        """Refuse a shard that is another one than was indexed; once for each shard.
+    def _check_size(self, number: int) -> None:
+        """Look at a shard that has no tag by which each read tells whether it has changed: its size, once.
 
         Raises:
-            UserError: it has changed, or is gone.
-            OSError: nobody knows.
+            storage.Changed: it is another one.
+            OSError: nobody knows, or it is gone.
         """
-        if number in self._unchanged:
+        shard = self._index.shards.files[number]
+        if shard.tag or number in self._unchanged:
             return
-        shard, place = self._index.shards.files[number], self._index.shards.place_of(number)
         entry = self._files.entry(shard.name)
-        if entry is None or (entry.size, entry.tag) != (shard.size, shard.tag):
-            what = "is gone" if entry is None else "has changed"
-            raise UserError(
-                f"{self._flag} {place} {what} since the data were indexed: put the shard back, or start a new run"
-            )
+        if entry is None:
+            raise FileNotFoundError(errno.ENOENT, "is gone")
+        if entry.size != shard.size:
+            raise storage.Changed(shard.name)
         self._unchanged.add(number)

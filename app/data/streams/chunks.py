@@ -7,9 +7,11 @@ cut where its compression begins anew (a member of gzip, a frame of zstd): it ca
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, Self
 
+from app.sampling.hashing import key_of
+
 if TYPE_CHECKING:
     import pyarrow as pa
-    from datasets import Features
+    from datasets import Dataset, Features
 
     from app.data.streams.shards import Shard
 
@@ -30,7 +32,8 @@ class Part(NamedTuple):
 class Format(Protocol):
     """How the shards of one data set are cut into chunks, and how a chunk becomes rows.
 
-    It is made for one data set, or for one shard of it, and learns what the columns hold while it cuts shards.
+    It is made for one data set, or for one shard of it, and learns what the columns hold while it cuts shards. What
+    makes it takes the flag that names the data, their path as it was given, and the folder or URL of the shards.
     """
 
     def parts(self, shard: "Shard", file: BinaryIO) -> Iterator[Part]:
@@ -43,7 +46,7 @@ class Format(Protocol):
         ...
 
     def digest(self) -> str:
-        """Return a hash of what was read of the shards so far: of lines all, of pictures in tar files their places."""
+        """Return a hash of what was read of the shards so far: of lines all, of pictures in tar files their ends."""
         ...
 
     def add(self, later: Self) -> None:
@@ -83,3 +86,16 @@ class Chunk(NamedTuple):
     data: bytes
     tail: bytes
     """The end of the shard, as many bytes as `Format.tail` has said."""
+
+
+def as_dataset(table: "pa.Table", features: "Features", name: str, *identity: object) -> "Dataset":
+    """Return the rows of a chunk as datasets has those of a file.
+
+    Args:
+        name: the words by which errors name the chunk.
+        identity: what tells it from all other ones.
+    """
+    import datasets
+
+    info = datasets.DatasetInfo(features=features, description=name)
+    return datasets.Dataset(datasets.table.InMemoryTable(table), info=info, fingerprint=key_of(*identity))

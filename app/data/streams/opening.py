@@ -14,10 +14,11 @@ from app.data.streams.chunk_cache import ChunkCache, folder_of
 from app.data.streams.chunk_folder import lacking_disk
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
+from app.data.streams.left_out import LeftOut, readable
 from app.data.streams.rows import StreamedRows
-from app.data.streams.shards import SPLITS, find_shards, is_url, names_files, shards_in
+from app.data.streams.shards import Survey, find_shards, format_at, is_url, survey
 from app.data.tables.columns import Piece, name_table
-from app.data.tables.splits import count_of
+from app.data.tables.splits import SPLIT_WORDS, count_of, kind_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
 from app.sampling.permutation import permute
@@ -29,8 +30,9 @@ GB = 10**9
 # Rows from which a tokenizer or the kind of labels is learnt, of chunks from all over the data.
 LEARNT, LEARNT_CHUNKS = 10_000, 4
 MOST_NAMED = 10_000  # chunks of a table by which its rows are named; each costs some bytes in every selection
-EVAL_SPLITS = tuple(SPLITS)
+EVAL_SPLITS = tuple(split for split in SPLIT_WORDS if split != "train")
 HELD_OUT_SHARE = 8  # of the room for chunks, what is held out may take one part in so many
+TOLD = 0.2  # how far the share of rows that is held out may be from the one asked for, before it is said
 HELD_OUT_EPOCH = 1 << 40  # of the order of chunks, whose first ones are held out
 
 
@@ -46,11 +48,18 @@ class Opened(NamedTuple):
     held_out: bool
     """Whether these were held out of the rows to train on."""
     note: str
-    """What the user should know of the room for chunks; empty if there is enough."""
+    """What the user should know of the room for chunks, and of what is held out; empty if there is nothing."""
+    shards: list[str]
+    """Which shards there are, and which files are none, in lines."""
 
 
 def stream(
-    path: str, split: str = "train", window: int = 16, cache_gb: float = 16.0, skips: bool = False
+    path: str,
+    split: str = "train",
+    window: int = 16,
+    cache_gb: float = 16.0,
+    skips: bool = False,
+    sort_over: int = 1,
 ) -> StreamedRows:
     """Open shards for a recipe of your own: rows for run.batches and run.evaluation, each a dictionary by columns.
 
@@ -60,13 +69,15 @@ def stream(
         window: chunks whose rows are shuffled together in each micro-batch of a step, as --data.window.
         cache_gb: GB of disk for chunks on each machine, as --data.cache-gb.
         skips: leave out the rows of chunks that stay damaged, as --data.bad skip, instead of ending the run.
+        sort_over: micro-batches of a step that are sorted together, as --data.sort-over, if run.batches gets a function
+            that returns the length of a row.
 
     Raises:
         UserError: there are no shards, or one cannot be read.
     """
     flag, path = "stream", os.path.expanduser(path)
-    index = index_of(flag, path, find_shards(flag, path, split), split)
-    return StreamedRows(index, ChunkCache(flag, index, folder_of(index), int(cache_gb * GB)), window, skips)
+    index = index_of(flag, path, find_shards(flag, path, split), split, skips)
+    return StreamedRows(index, ChunkCache(flag, index, folder_of(index), int(cache_gb * GB)), window, skips, sort_over)
 
 
 def is_streamed(flag: str, config: TableData) -> bool:
@@ -83,7 +94,7 @@ def is_streamed(flag: str, config: TableData) -> bool:
         if len(config.path) == 1 and is_url(config.path[0]):
             raise UserError(f"{flag} {config.path[0]}: a URL is read by chunks: leave out --data.stream false")
         return False
-    if config.stream == "auto" and not _must_be(config.path):
+    if not config.streams(lambda: _must_be(config.path)):
         return False
     for name, asked in (("name", config.name), ("columns", config.columns)):
         if asked:
@@ -101,10 +112,13 @@ def _must_be(paths: tuple[str, ...]) -> bool:
         return False
     if is_url(paths[0]):
         return True
-    if not (shards := shards_in(os.path.expanduser(paths[0]))):
+    path = os.path.expanduser(paths[0])
+    if (kind := format_at(path)) in ("", "tar"):
+        return kind == "tar"
+    try:
+        shards = find_shards("", path).files
+    except UserError:  # what cannot be streamed may still be read as a whole
         return False
-    if shards[0].format == "tar":
-        return True
     folder = cache_folder()
     while not folder.exists():
         folder = folder.parent
@@ -123,59 +137,74 @@ def open_stream(config: TableData, holdout: bool, flag: str = "--data.path") -> 
     """
     assert isinstance(config, Streams)
     path = os.path.expanduser(config.path[0])
-    index = index_of(flag, path, find_shards(flag, path))
-    evaluation, held_out = None, False
+    skips, surveyed = config.bad == "skip", survey(flag, path)
+    index = index_of(flag, path, surveyed.of("train"), skips=skips)
+    evaluation, held_out, told = None, False, ""
     if holdout:
-        evaluation = _own_evaluation(config, flag, path)
+        evaluation = _own_evaluation(config, surveyed)
         if evaluation is None:
-            index, others = _held_out(index, f"{flag} {path}", config.holdout, config.cache_gb * GB / HELD_OUT_SHARE)
-            evaluation, held_out = whole(flag, others, f"{flag} {path}, held out"), True
+            room = config.cache_gb * GB / HELD_OUT_SHARE
+            index, others, told = _held_out(index, f"{flag} {path}", config.holdout, room)
+            evaluation, held_out = whole(flag, others, f"{flag} {path}, held out", skips), True
     limit = int(config.cache_gb * GB)
     cache = ChunkCache(flag, index, folder_of(index), limit)
-    rows = StreamedRows(index, cache, config.window, config.bad == "skip")
-    note = lacking_disk(folder_of(index), limit)
-    return Opened(rows, _learnt(flag, path, index), evaluation, held_out, note)
+    rows = StreamedRows(index, cache, config.window, skips, config.sort_over)
+    note = "; ".join(filter(None, (told, lacking_disk(folder_of(index), limit))))
+    return Opened(rows, _learnt(flag, path, index, skips), evaluation, held_out, note, surveyed.notes())
 
 
 def is_streamed_set(path: str) -> bool:
     """Tell whether data to evaluate on are read by chunks, into one table: URLs and tar files are."""
-    return is_url(path) or any(shard.format == "tar" for shard in shards_in(path)[:1])
+    return is_url(path) or format_at(path) == "tar"
 
 
-def evaluation_set(flag: str, path: str, split: str) -> "Dataset":
+def evaluation_set(flag: str, path: str, split: str, skips: bool = False) -> "Dataset":
     """Read data to evaluate on: of a split, or of the first of validation, test and train that there is.
+
+    Args:
+        skips: leave out the rows of chunks that stay damaged.
 
     Raises:
         UserError: they cannot be read.
     """
-    chosen = split or own_evaluation(path) or "train"
-    return whole(flag, index_of(flag, path, find_shards(flag, path, chosen), chosen), f"{flag} {path}")
+    chosen = kind_of(split) or split or own_evaluation(path) or "train"
+    index = index_of(flag, path, find_shards(flag, path, chosen), chosen, skips)
+    return whole(flag, index, f"{flag} {path}", skips)
 
 
 def own_evaluation(path: str) -> str:
     """Name the split of data to evaluate on where none is asked for; empty if there is none, as of named files."""
-    path = os.path.expanduser(path)
-    return "" if names_files(path) else next((name for name in EVAL_SPLITS if shards_in(path, name)), "")
+    try:
+        return _own_split(survey("", os.path.expanduser(path)))
+    except UserError:  # which is said where the data are read
+        return ""
 
 
-def _own_evaluation(config: TableData, flag: str, path: str) -> "Dataset | None":
+def _own_split(surveyed: Survey) -> str:
+    return next((name for name in EVAL_SPLITS if name in surveyed.by_split), "")
+
+
+def _own_evaluation(config: TableData, surveyed: Survey) -> "Dataset | None":
     """Return the rows of the data's own split to evaluate on, the one asked for or the first there is."""
-    if config.eval_split and names_files(path):
+    flag, path = surveyed.flag, surveyed.path
+    if config.eval_split and surveyed.files:
         raise UserError(
             f"--data.eval-split {config.eval_split}: {flag} {path} names files, all to train on: give the folder, or "
             "--data.eval-path"
         )
-    split = config.eval_split or own_evaluation(path)
+    split = (kind_of(config.eval_split) or config.eval_split) or _own_split(surveyed)
     if not split:
         return None
     if split not in EVAL_SPLITS:
         raise UserError(f"--data.eval-split {split}: of streamed data, give {' or '.join(EVAL_SPLITS)}")
-    index = index_of(flag, path, find_shards(flag, path, split), split)
-    return whole(flag, index, f"{flag} {path}, split {split}")
+    assert isinstance(config, Streams)
+    skips = config.bad == "skip"
+    index = index_of(flag, path, surveyed.of(split), split, skips)
+    return whole(flag, index, f"{flag} {path}, split {split}", skips)
 
 
-def _held_out(index: Index, name: str, fraction: float, most: float) -> tuple[Index, Index]:
-    """Hold whole chunks out, drawn at random: return the index of the others, and theirs.
+def _held_out(index: Index, name: str, fraction: float, most: float) -> tuple[Index, Index, str]:
+    """Hold whole chunks out, drawn at random: return the index of the others, theirs, and what the user should know.
 
     Args:
         most: bytes that they may take, decoded; one chunk in any case.
@@ -183,40 +212,60 @@ def _held_out(index: Index, name: str, fraction: float, most: float) -> tuple[In
     chunks = len(index.rows)
     if chunks < 2:
         raise UserError(f"{name} has one chunk, of which nothing can be held out for evaluation: give --data.eval-path")
-    drawn = permute(np.arange(count_of(chunks, fraction)), chunks, 0, HELD_OUT_EPOCH)
+    total = int(index.rows.sum(dtype=np.int64))
+    wanted = count_of(total, fraction)
+    drawn = permute(np.arange(chunks), chunks, 0, HELD_OUT_EPOCH)
+    small = index.rows[drawn] <= max(2 * wanted, int(index.rows.min()))  # a larger one would be worse than none
+    drawn = drawn[small][: chunks - 1]
+    rows = np.cumsum(index.rows[drawn], dtype=np.int64)
+    nearest = int(np.argmin(np.abs(rows - wanted))) + 1
     fit = int(np.searchsorted(np.cumsum(index.size[drawn] * index.growth), most, side="right"))
+    count = max(min(nearest, fit), 1)
     out = np.zeros(chunks, bool)
-    out[drawn[: max(fit, 1)]] = True
-    return index.take(np.flatnonzero(~out)), index.take(np.flatnonzero(out))
+    out[drawn[:count]] = True
+    note = ""
+    share = rows[count - 1] / total
+    if not 1 - TOLD <= share / fraction <= 1 + TOLD:
+        why = "more would take too much of --data.cache-gb" if fit < nearest else "chunks are held out as a whole"
+        note = f"{share:.1%} of the rows are held out, not {fraction:.1%} (--data.holdout): {why}"
+    return index.take(np.flatnonzero(~out)), index.take(np.flatnonzero(out)), note
 
 
-def whole(flag: str, index: Index, name: str) -> "Dataset":
-    """Read all chunks of an index into one table, which is kept in the cache; `name` names it in errors."""
-    return _table(flag, index, "", range(len(index.rows)), name)
+def whole(flag: str, index: Index, name: str, skips: bool = False) -> "Dataset":
+    """Read all chunks of an index into one table, which is kept in the cache; `name` names it in errors.
+
+    Args:
+        skips: leave out the rows of chunks that stay damaged.
+    """
+    return _table(flag, index, "", range(len(index.rows)), name, skips)
 
 
-def _learnt(flag: str, path: str, index: Index) -> "Dataset":
+def _learnt(flag: str, path: str, index: Index, skips: bool) -> "Dataset":
     """Read some rows from all over the data."""
     chunks = np.unique(np.linspace(0, len(index.rows) - 1, LEARNT_CHUNKS).astype(int)).tolist()
-    return _table(flag, index, "-some", chunks, f"{flag} {path}", LEARNT // len(chunks))
+    return _table(flag, index, "-some", chunks, f"{flag} {path}", skips, LEARNT // len(chunks))
 
 
 def _table(
-    flag: str, index: Index, kind: str, chunks: "range | list[int]", name: str, most: int | None = None
+    flag: str, index: Index, kind: str, chunks: "range | list[int]", name: str, skips: bool, most: int | None = None
 ) -> "Dataset":
     """Read chunks into a file of the cache, of each at most so many rows.
 
     Args:
         kind: ends the name of the file, which must say which chunks and rows these are.
         name: of the table, for errors.
+        skips: leave out chunks that stay damaged.
     """
     folder = cache_folder() / "streams" / key_of(index.shards.folder, *index.shards.files)
     place = folder / f"{index.fingerprint}{kind}"
+    if skips and not place.exists():  # else they were read before they were damaged
+        place = place.with_name(f"{place.name}-skip")
     place.parent.mkdir(parents=True, exist_ok=True)
-    reader = ChunkReader(flag, index)
-    parts = (reader.table(chunk).slice(0, most) for chunk in chunks)
+    reader, left_out = ChunkReader(flag, index), LeftOut(place, name)
+    parts = left_out.readable(reader, chunks, most) if skips else readable(reader, chunks, most)
     table = written_once(place, index.features, parts, index.shards.format, "train")
     assert table is not None, "an index has no chunk without rows"
+    chunks = left_out.others(reader, chunks)
     if len(chunks) > MOST_NAMED:
         return name_table(table, name)
     counts = [min(int(index.rows[chunk]), most or len(table)) for chunk in chunks]

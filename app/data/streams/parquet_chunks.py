@@ -7,7 +7,7 @@ import xxhash
 
 from app.data.streams.chunks import Chunk, Format, Part
 from app.data.streams.shards import Shard
-from app.data.tables.parquet_files import features_of, with_features
+from app.data.tables.parquet_files import features_of, with_features, without_end
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,9 +20,8 @@ BEHIND = 8  # bytes behind the list of row groups: its length, and MAGIC
 class ParquetChunks(Format):
     """The row groups of a data set's parquet files."""
 
-    def __init__(self, flag: str, path: str):
-        """Read shards of `path`, which `flag` has given."""
-        self._flag, self._path = flag, path
+    def __init__(self, flag: str, path: str, folder: str):
+        self._flag, self._path, self._folder = flag, path, folder
         self._schemas: dict[str, pa.Schema] = {}
         self._digest = xxhash.xxh3_64()
 
@@ -33,9 +32,9 @@ class ParquetChunks(Format):
         try:
             with parquet.ParquetFile(pa.PythonFile(file, "r")) as opened:
                 metadata = opened.metadata
-                self._schemas[shard.name] = opened.schema_arrow
+                self._schemas[f"{self._folder}/{shard.name}"] = opened.schema_arrow
         except pa.ArrowException as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(without_end(error)) from error
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             columns = [group.column(i) for i in range(group.num_columns)]

@@ -1,6 +1,5 @@
 """Rows of streamed data, by their numbers: the first row of the first chunk is 0."""
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,10 @@ from app.data.rows import MISSING, Rows, read_rows
 from app.data.streams.chunk_cache import ChunkCache, ReadByChunks
 from app.data.streams.chunk_reader import BadChunk
 from app.data.streams.index import Index
-from app.data.streams.shards import is_url
+from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.orders import ByChunks
+from app.sampling.pieces import Pieces
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -25,19 +25,20 @@ class StreamedRows:
     digested = ()
     """No row is read to tell whether data are the same: the index says it."""
 
-    def __init__(self, index: Index, cache: ChunkCache, window: int, skips: bool = False):
+    def __init__(self, index: Index, cache: ChunkCache, window: int, skips: bool = False, sort_over: int = 1):
         """Read the chunks of an index through a cache.
 
         Args:
-            window: that of StreamOrder.
+            window: chunks for each micro-batch whose rows are shuffled together, as --data.window.
             skips: give MISSING for the rows of chunks that stay damaged.
+            sort_over: micro-batches of a step that share a lane, as --data.sort-over.
         """
-        self._index, self._cache, self._window, self.skips = index, cache, window, skips
-        self._ends = np.cumsum(index.rows, dtype=np.int64)
+        self._index, self._cache, self.skips, self._read = index, cache, skips, cache.read_by(window, sort_over)
+        self._pieces = Pieces.of(index.rows)
         self._bad: set[int] = set()
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._pieces.rows
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         return self.__getitems__([row])[0]
@@ -51,17 +52,15 @@ class StreamedRows:
         Args:
             samples_of: returns the samples of a chunk; it may raise BadChunk.
         """
-        chunks, places = self.places(np.asarray(rows, np.int64))
         read: list[Any] = [MISSING] * len(rows)
-        for chunk in np.unique(chunks).tolist():
+        for chunk, here, places in self._pieces.grouped(self._checked(np.asarray(rows, np.int64))):
             if chunk in self._bad:
                 continue
-            (here,) = np.nonzero(chunks == chunk)
             try:
-                of_chunk = read_rows(samples_of(chunk), places[here].tolist())
+                of_chunk = read_rows(samples_of(chunk), places.tolist())
             except BadChunk as error:
                 if not self.skips:
-                    raise
+                    raise error.with_advice() from error.__cause__
                 self._bad.add(chunk)  # this process does not try it again, and says it once
                 told = f"warning: {error}; its rows are left out (--data.bad skip)"
                 print(told, file=sys.stderr, flush=True)
@@ -76,35 +75,50 @@ class StreamedRows:
         Raises:
             IndexError: there is no such row.
         """
+        return self._pieces.places_of(self._checked(rows))
+
+    def _checked(self, rows: np.ndarray) -> np.ndarray:
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise IndexError(f"there are {len(self)} rows")
-        chunks = np.searchsorted(self._ends, rows, side="right")
-        return chunks, rows - (self._ends[chunks] - self._index.rows[chunks])
+        return rows
 
     @property
     def chunks(self) -> int:
         """Count the chunks."""
-        return len(self._ends)
+        return len(self._pieces)
 
     @property
     def places_of_shards(self) -> frozenset[str]:
         """Return the paths or URLs of the shards."""
-        shards = self._index.shards
-        places = (shards.place_of(number) for number in range(len(shards.files)))
-        return frozenset(place if is_url(place) else os.path.realpath(place) for place in places)
+        return self._index.shards.places
 
     @property
     def fingerprint(self) -> str:
         """Return a hash of what the rows depend on."""
         return self._index.fingerprint
 
+    def shard_hashes(self) -> dict[str, str]:
+        """Hash what is in each shard, by its name."""
+        return self._index.shard_hashes()
+
     def order(self, plan: BatchPlan) -> ByChunks:
-        """Return the order in which a run reads the rows."""
-        return ByChunks(self._index.rows, plan.micro_batches_per_step, self._window, plan.seed)
+        """Return the order in which a run reads the rows.
+
+        Raises:
+            UserError: as many micro-batches as --data.sort-over says cannot share lanes.
+        """
+        count, shared = plan.micro_batches_per_step, self._read.sort_over
+        if count % shared:
+            fits = ", ".join(str(number) for number in range(1, count + 1) if not count % number)
+            raise UserError(
+                f"--data.sort-over {shared}: does not divide the {count} micro-batches of a step (--run.global-batch "
+                f"{plan.global_batch}, --run.micro-batch {plan.micro_batch}): give one of {fits}"
+            )
+        return ByChunks(self._index.rows, count // shared, self._read.lane_window, plan.seed, shared)
 
     def read_by_chunks(self) -> list[ReadByChunks | None]:
         """Say how a run reads the rows."""
-        return [self._cache.read_by(self._window)]
+        return [self._read]
 
     def prepare(self, rows: np.ndarray) -> None:
         """Begin to fetch the chunks of rows, the first ones first."""

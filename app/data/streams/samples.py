@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from app.data.rows import MISSING, Rows, read_rows
+from app.data.rows import MISSING, NO_MEASURES, Measures, Rows, read_rows
 from app.data.streams.chunk_cache import ReadByChunks
 from app.data.streams.rows import StreamedRows
 from app.sampling.batch_plan import BatchPlan
@@ -31,15 +31,13 @@ class StreamedSamples:
     """The rows of streamed data, made into samples in the process that reads them."""
 
     digested = ()
-    lengths = None
-    """Nobody knows them before the rows are read."""
 
     def __init__(
         self,
         rows: StreamedRows,
         make: Callable[["Dataset"], Rows],
         identity: Sequence[object],
-        weights: Callable[[Any], float] | None = None,
+        measures: Measures = NO_MEASURES,
         finish: Finish = list,
     ):
         """Make samples of rows.
@@ -47,10 +45,11 @@ class StreamedSamples:
         Args:
             make: takes the table of a chunk, and returns its samples; these should do their work when they are read.
             identity: what decides the samples, besides the rows.
-            weights: weighs a sample that is read, for run.batches; None: all weigh 1, and none is missing.
+            measures: of a sample that is read, for run.batches.
             finish: what is still to be done to samples that are read together, of whatever chunks.
         """
-        self.rows, self.weights, self._make, self._finish, self.skips = rows, weights, make, finish, rows.skips
+        self.rows, self._make, self._finish, self.skips = rows, make, finish, rows.skips
+        self.weights, self.lengths = measures
         self.fingerprint = key_of(rows.fingerprint, *identity)
         self.models: dict[str, str] = {}
         """What names the contents of the models that a run over these samples needs, by what they are."""
@@ -73,6 +72,10 @@ class StreamedSamples:
     def order(self, plan: BatchPlan) -> ByChunks:
         """Return the order in which a run reads the samples."""
         return self.rows.order(plan)
+
+    def shard_hashes(self) -> dict[str, str]:
+        """Hash what is in each shard, by its name."""
+        return self.rows.shard_hashes()
 
     def read_by_chunks(self) -> list[ReadByChunks | None]:
         """Say how a run reads the samples."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from app.errors import UserError
+from app.sampling.pieces import Pieces
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -241,11 +242,11 @@ class LabelColumn:
             raise UserError(f"{self.flag}: {row} has no label; leave such rows out of the data")
 
     def _row_of(self, item: int) -> str:
-        ends = np.cumsum(self.counts)
-        row = int(np.searchsorted(ends, item, side="right"))
+        rows = Pieces.of(self.counts)
+        row = int(rows.piece_of(item))
         if set(PLACE) <= set(self.table.column_names):
             file, lines = (self.table[row][name] for name in PLACE)
-            place = item - int(ends[row] - self.counts[row])
+            place = item - int(rows.first[row])
             if isinstance(lines, list) and len(lines) == self.counts[row]:
                 return f"line {lines[place]} of {file}"
         return row_name(self.table, row)

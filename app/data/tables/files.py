@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.data.folders import files_below
+from app.data.folders import Below, entries_below, files_below
 from app.data.images import formats
+from app.data.left_out import log_among
+from app.data.patterns import divided, files_of
 from app.data.reading import near
 from app.errors import UserError
 
@@ -27,6 +29,7 @@ TAKEN = {
     "compressed by gzip (.gz)",
 }
 """What is read, by what TableData.txt says that data are."""
+UNFINISHED = "_temporary"
 TABLES = "csv, tsv, json, jsonl, txt and parquet files, all but parquet also compressed by gzip (.gz)"
 
 
@@ -49,14 +52,14 @@ def is_file_name(path: str) -> bool:
     """Tell whether a path names a file or a pattern of files, present or not, rather than a folder or a Hub id."""
     if os.path.isdir(path):  # Spark writes a folder rows.parquet
         return False
-    return extension(path) in READERS or glob.has_magic(path) or os.path.isfile(path)
+    return extension(path) in READERS or bool(divided(path).pattern) or os.path.isfile(path)
 
 
 def find_files(paths: Sequence[str], flag: str, txt: str = "") -> list[str]:
     """Expand patterns, and check that all files are present and of one format; `flag` names them in errors."""
     files: list[str] = []
     for path in paths:
-        matches = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
+        matches = files_of(path) if divided(path).pattern else [path]
         if not matches:
             raise UserError(f"{flag} {path}: no file has such a name{near(path)}")
         files += matches
@@ -88,6 +91,27 @@ def check_holds_data(flag: str, folder: str, txt: str) -> None:
             f"{flag} {folder} has {', '.join(tops[:6])}{' and more' * (len(tops) > 6)}, which is no layout that is "
             f"known; what is read: {TAKEN[txt]}"
         )
+
+
+def check_whole(flag: str, folder: str) -> None:
+    """Refuse a folder of which datasets would leave out files of data, or read rows that count no more."""
+    names = os.listdir(folder)
+    for each in entries_below(folder):
+        names.append(each.name)
+        if extension(each.name) in READERS and (trouble := _trouble(each)):
+            raise UserError(f"{flag} {folder}: {each.name} {trouble}: move it, or name the files by a pattern")
+    if log := log_among(names):
+        raise UserError(
+            f"{flag} {folder}: {log[0]} is of {log[1]}, which says there which files of the table still count: export "
+            "the table to files of its rows, or, if all files count, name them by a pattern"
+        )
+
+
+def _trouble(entry: Below) -> str:
+    """Say why a file of data should not be read, or will not be; nothing if it is as it should be."""
+    if not entry.trouble and UNFINISHED in entry.parts:
+        return f"is in {UNFINISHED}, where Spark leaves what it has not finished"
+    return entry.trouble or "lies in a folder that is a link, which is not followed here" * entry.linked
 
 
 def check_one_format(files: Sequence[str], named: str) -> None:

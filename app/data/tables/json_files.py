@@ -3,6 +3,9 @@
 The reader of datasets looks at the first ten megabytes of the first file for what a column holds, makes times of texts
 such as 2024-01-01, numbers of some texts, and another kind of column of what is a number here and a word there. So a
 column's kind is that of all of its values, in all splits: numbers if all are, and text if any is.
+
+What json can say and no column can hold is refused with its line: half a letter, values in values in values, and whole
+numbers among fractions that cannot keep them.
 """
 
 import functools
@@ -28,7 +31,15 @@ VERSION = 1
 """Part of the cache's key: raise it when the rows change."""
 ROWS_AT_ONCE = 1000
 WANTED = 'give a record, such as {"text": ..., "label": ...}'
+EXACT = 2**53
+"""Beyond it, floats do not keep each whole number."""
+DEEPEST = 50
+"""Levels of a value. Arrow's files have 64."""
+TOO_DEEP = f"values in more than {DEEPEST} levels: write the inner ones as a text"
 _SPACE = re.compile(r"\s*")
+# Half of a letter that json writes in two parts, without its other half.
+_HALF = r"\\u[dD](?:[89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F])"
+_HALF_IN_TEXT, _HALF_IN_BYTES = re.compile(_HALF), re.compile(_HALF.encode())
 
 Record = tuple[str, dict[str, Any]]
 """Where a record is in its file, in words, and what it holds."""
@@ -67,8 +78,11 @@ def _kinds_of(flag: str, path: str, files: Mapping[str, list[str]]) -> dict[str,
     kinds: dict[str, dict[str, Kind]] = {}
     for split, names in files.items():
         kind_by_column = kinds.setdefault(split, {})
-        for _, _, record in _all_records(flag, path, names):
-            learn_kinds(kind_by_column, record)
+        for file, place, record in _all_records(flag, path, names):
+            try:
+                learn_kinds(kind_by_column, record)
+            except ValueError as error:
+                raise unreadable(flag, file, ValueError(f"{place} has {error}")) from None
     for name in dict.fromkeys(name for columns in kinds.values() for name in columns):
         have = [columns for columns in kinds.values() if name in columns]
         common = functools.reduce(together, (columns[name] for columns in have))
@@ -78,19 +92,81 @@ def _kinds_of(flag: str, path: str, files: Mapping[str, list[str]]) -> dict[str,
     return kinds
 
 
-def learn_kinds(kind_by_column: dict[str, Kind], record: Mapping[str, Any]) -> None:
-    """Add what a record holds to what each column holds."""
+def learn_kinds(kind_by_column: dict[str, Kind], record: Mapping[str, Any]) -> list[str]:
+    """Add what a record holds to what each column holds; return the columns of which that may have changed.
+
+    Raises:
+        ValueError: it has too many levels.
+    """
+    changed = []
     for name, value in record.items():
         before = kind_by_column.get(name)
         if before is _text() and type(value) is str:
             continue
-        kind_by_column[name] = kind_of(value) if before is None else together(before, kind_of(value))
+        kind_by_column[name] = kind = kind_of(value) if before is None else together(before, kind_of(value))
+        if kind is not before:
+            changed.append(name)
+    return changed
 
 
-def add_kinds(kind_by_column: dict[str, Kind], later: Mapping[str, Kind]) -> None:
-    """Add what the columns of further records hold to what each column holds."""
-    for name, kind in later.items():
-        kind_by_column[name] = together(kind_by_column[name], kind) if name in kind_by_column else kind
+class Learnt:
+    """What the columns of a data set hold, learnt from one record of its shards after another."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, Kind] = {}
+        self._long: dict[str, tuple[str, str]] = {}
+        """The shard and the place in it where each column first has a number that floats may not keep."""
+
+    def learn(self, record: Mapping[str, Any], shard: str, place: str | int) -> None:
+        """Learn from a record.
+
+        Args:
+            place: of the record in its shard, a line or a name.
+
+        Raises:
+            ValueError: it has too many levels.
+        """
+        for name in learn_kinds(self._kinds, record):
+            if name not in self._long and _has_long(self._kinds[name]):
+                self._long[name] = shard, f"line {place}" if isinstance(place, int) else place
+
+    def add(self, later: "Learnt") -> None:
+        """Add what was learnt of shards that come later."""
+        for name, kind in later._kinds.items():
+            self._kinds[name] = together(self._kinds[name], kind) if name in self._kinds else kind
+        self._long = {**later._long, **self._long}
+
+    def kinds(self, named: str) -> dict[str, Kind]:
+        """Return what each column holds.
+
+        Args:
+            named: what names the place of the shards, for errors.
+
+        Raises:
+            UserError: a column has whole numbers that its fractions do not let it keep.
+        """
+        for name, (shard, place) in self._long.items():
+            if _has_long(self._kinds[name], among_fractions=True):
+                raise UserError(f"{named}/{shard}: {place}: the column {name} has {TOO_LONG}")
+        return self._kinds
+
+
+TOO_LONG = (
+    f"whole numbers beyond {EXACT}, and fractions in other rows, with which it could not keep them: write it as a text "
+    "in all rows"
+)
+
+
+def _has_long(kind: Kind, among_fractions: bool = False) -> bool:
+    """Tell whether a column has whole numbers that floats may not keep."""
+    import datasets
+
+    if isinstance(kind, dict):
+        return any(_has_long(inner, among_fractions) for inner in kind.values())
+    if isinstance(kind, datasets.List):
+        return _has_long(kind.feature, among_fractions)
+    single = _single()
+    return kind is single["long among fractions"] or (kind is single["long"] and not among_fractions)
 
 
 @functools.cache
@@ -98,7 +174,8 @@ def _single() -> dict[str, Kind]:
     """Return the kinds of single values, by their names; datasets is slow to import."""
     import datasets
 
-    return {name: datasets.Value(name) for name in ("null", "bool", "int64", "float64", "string")}
+    plain = {name: datasets.Value(name) for name in ("null", "bool", "int64", "float64", "string")}
+    return {**plain, "long": datasets.Value("int64"), "long among fractions": datasets.Value("float64")}
 
 
 @functools.cache
@@ -118,8 +195,15 @@ def _is_single(kind: Kind) -> bool:
     return any(kind is each for each in _single().values())
 
 
-def kind_of(value: Any) -> Kind:
-    """Return what a value is."""
+def kind_of(value: Any, levels: int = 1) -> Kind:
+    """Return what a value is.
+
+    Args:
+        levels: of the record down to the value.
+
+    Raises:
+        ValueError: it has too many levels itself.
+    """
     import datasets
 
     single = _single()
@@ -129,13 +213,18 @@ def kind_of(value: Any) -> Kind:
         return single["string"]
     if isinstance(value, bool):
         return single["bool"]
-    if isinstance(value, int):  # a longer one is a name of something, and no amount
-        return single["int64"] if -(2**63) <= value < 2**63 else single["string"]
+    if isinstance(value, int):
+        if -EXACT <= value <= EXACT:
+            return single["int64"]
+        # A longer one is a name of something, and no amount.
+        return single["long"] if -(2**63) <= value < 2**63 else single["string"]
     if isinstance(value, float):
         return single["float64"]
+    if levels >= DEEPEST:
+        raise ValueError(TOO_DEEP)
     if isinstance(value, list):
-        return datasets.List(functools.reduce(together, map(kind_of, value), single["null"]))
-    return {name: kind_of(inner) for name, inner in value.items()} if value else _mixed()
+        return datasets.List(functools.reduce(together, (kind_of(item, levels + 1) for item in value), single["null"]))
+    return {name: kind_of(inner, levels + 1) for name, inner in value.items()} if value else _mixed()
 
 
 def together(one: Kind, other: Kind) -> Kind:
@@ -154,7 +243,11 @@ def together(one: Kind, other: Kind) -> Kind:
         return datasets.List(together(one.feature, other.feature))
     if not (_is_single(one) and _is_single(other)) or single["bool"] in (one, other):
         return _mixed()
-    return single["string"] if single["string"] in (one, other) else single["float64"]
+    if single["string"] in (one, other):
+        return single["string"]
+    if one == other == single["int64"]:
+        return single["long"]
+    return single["long among fractions"] if _has_long(one) or _has_long(other) else single["float64"]
 
 
 def _tables(flag: str, path: str, names: Iterable[str], features: "Features") -> "Iterator[pa.Table]":
@@ -212,15 +305,20 @@ def fitted(value: Any, kind: Kind) -> Any:
         return [fitted(item, kind.feature) for item in value]
     if kind == _mixed() or (kind == _text() and not isinstance(value, str)):
         return json.dumps(value)
+    if type(value) is int and not -EXACT <= value <= EXACT and kind == _single()["float64"]:
+        raise ValueError(f"{value} is in a column that has {TOO_LONG}")
     return value
 
 
 def _all_records(flag: str, path: str, names: Iterable[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield all records of files: the file, where it is there, and what it holds."""
     for file in names:
-        with reading(flag, file, RecursionError):
-            for place, record in _records(file, f"{flag} {path}"):
-                yield file, place, record
+        with reading(flag, file):
+            try:
+                for place, record in _records(file, f"{flag} {path}"):
+                    yield file, place, record
+            except RecursionError:
+                raise ValueError(f"it has {TOO_DEEP}") from None
 
 
 def _records(file: str, named: str) -> Iterator[Record]:
@@ -236,7 +334,8 @@ def _records(file: str, named: str) -> Iterator[Record]:
         first, second = _filled_line(stream), _filled_line(stream)
         stream.seek(0)
         if first.lstrip().startswith("["):
-            yield from _of_list(json.load(stream))
+            text = stream.read()
+            yield from _of_list(json.loads(text), may_have_half_letters(text))
         elif first.lstrip().startswith("{") and second and _is_json(first):
             yield from _of_lines(stream)
         else:
@@ -255,17 +354,69 @@ def _is_json(text: str) -> bool:
         json.loads(text)
     except ValueError:
         return False
+    except RecursionError:  # whoever reads it has the number of the line
+        return True
     return True
 
 
-def _of_list(items: list) -> Iterator[Record]:
-    """Yield the records of a list; texts are records of a text each."""
+def may_have_half_letters(text: str | bytes) -> bool:
+    """Tell whether a text of json may have a half of a letter without its other half: if not, no string in it has."""
+    if isinstance(text, bytes):
+        return b"\\u" in text and _HALF_IN_BYTES.search(text) is not None
+    return "\\u" in text and _HALF_IN_TEXT.search(text) is not None
+
+
+def record_of(line: str, number: int) -> dict[str, Any]:
+    """Return the record that a line holds.
+
+    Raises:
+        ValueError: it holds none, or one that no table can hold; the message has the number of the line.
+    """
+    try:
+        record = json.loads(line)
+    except RecursionError:
+        raise ValueError(f"line {number} has {TOO_DEEP}") from None
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}: write a whole record in each line") from None
+    check_record(record, f"line {number}")
+    return record
+
+
+def check_record(record: Any, place: str) -> None:
+    """Raise a ValueError, which names the place, if what stands there is no record with fields."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{place} is {_shown(record)}: {WANTED}")
+    if not record:
+        raise ValueError(f"{place} is {{}}, a record without a field: leave it out")
+
+
+def check_letters(record: Any, place: str) -> None:
+    """Raise a ValueError, which names the place, if a text there has half of a letter, which no file of texts holds."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError(f"{place} has {TOO_DEEP}") from None
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise ValueError(
+            f"{place} has {half} without the other half of the letter (a lone surrogate), which is no text: mend it, "
+            "or leave the record out"
+        ) from None
+
+
+def _of_list(items: list, halves: bool) -> Iterator[Record]:
+    """Yield the records of a list; texts are records of a text each.
+
+    Args:
+        halves: texts may have half letters.
+    """
     for number, item in enumerate(items):
         place = counted(number)
         if isinstance(item, str):
             item = {"text": item}
-        if not isinstance(item, dict):
-            raise ValueError(f"{place} is {_shown(item)}: {WANTED}")
+        check_record(item, place)
+        if halves:
+            check_letters(item, place)
         yield place, item
 
 
@@ -273,12 +424,9 @@ def _of_lines(lines: Iterable[str]) -> Iterator[Record]:
     for number, line in enumerate(lines, 1):
         if line.isspace():
             continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}: write a whole record in each line") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"line {number} is {_shown(record)}: {WANTED}")
+        record = record_of(line, number)
+        if may_have_half_letters(line):
+            check_letters(record, f"line {number}")
         yield f"line {number}", record
 
 
@@ -288,12 +436,17 @@ def _of_whole(text: str, file: str, named: str) -> Iterator[Record]:
     A single object may hold columns instead, but in a .jsonl file, which has a record in each line.
     """
     decoder, end, line, records = json.JSONDecoder(), 0, 1, []
+    halves = may_have_half_letters(text)
     while (at := cast(re.Match, _SPACE.match(text, end)).end()) < len(text):
         line += text.count("\n", end, at)
         record, end = decoder.raw_decode(text, at)
         if not isinstance(record, dict):
             raise ValueError(f"line {line} has {_shown(record)}, which is no record")
-        records.append((f"the record that begins in line {line}", record))
+        place = f"the record that begins in line {line}"
+        check_record(record, place)
+        if halves:
+            check_letters(record, place)
+        records.append((place, record))
         line += text.count("\n", at, end)
     if not records:
         return

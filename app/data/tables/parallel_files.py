@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from app.data.cache import cache_of, remember
+from app.data.patterns import divided, files_of
 from app.data.reading import explained, open_text, reading
 from app.data.tables.files import READERS, extension
 from app.data.tables.splits import SPLITS, split_of
@@ -47,8 +48,8 @@ def find(paths: Sequence[str], flag: str) -> dict[str, list[Together]]:
             return {}
         if os.path.exists(path):
             files.append(path)
-        elif glob.has_magic(path):
-            files += sorted(glob.glob(path))
+        elif divided(path).pattern:
+            files += files_of(path)
         elif extension(path) not in READERS:
             files += [str(file) for file in _named(Path(path))]
     if [file for file in files if extension(file) == ".txt"]:

@@ -4,6 +4,7 @@ The reader of datasets takes the kinds of the first file's columns for all files
 damaged. Categories and views of texts are texts here, and a column without a value in one file is what others hold.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,8 +45,11 @@ def _features_of(flag: str, path: str, names: Iterable[str]) -> "Features":
 
     def schemas() -> "Iterator[tuple[str, pa.Schema]]":
         for file in names:
-            with reading(flag, file, pa.ArrowException):
-                schema = parquet.read_schema(file)
+            with reading(flag, file):
+                try:
+                    schema = parquet.read_schema(file)
+                except pa.ArrowException as error:
+                    raise ValueError(without_end(error)) from error
             yield file, schema
 
     return features_of(flag, path, schemas())
@@ -64,23 +68,59 @@ def features_of(flag: str, path: str, schemas: "Iterable[tuple[str, pa.Schema]]"
         for name, feature in _own_features(flag, file, schema).items():
             first, before = origin_and_feature.setdefault(name, (file, feature))
             if (common := _together(before, feature)) is None:
-                raise UserError(
-                    f"{flag} {path}: the column {name} holds {_said(before)} in {first} and {_said(feature)} in "
-                    f"{file}: give it one type in all files"
-                )
+                raise UserError(f"{flag} {path}: the column {name} {_different(before, first, feature, file)}")
             origin_and_feature[name] = (file if common is feature and before != feature else first, common)
     return datasets.Features({name: feature for name, (_, feature) in origin_and_feature.items()})
+
+
+def without_end(error: "pa.ArrowException") -> str:
+    """Say in words for the user what Arrow says of a file, of one that does not end as parquet does more than that."""
+    if "magic bytes" not in str(error):
+        return str(error)
+    return "it does not end as a parquet file does: it is cut, or something else: fetch or write it again"
+
+
+def _different(one: object, first: str, other: object, second: str) -> str:
+    """Say what a column holds in one file and in another, and what to do."""
+    ours, theirs = _classes(one), _classes(other)
+    if type(one) is type(other) and ours and theirs and ours != theirs:
+        pairs = enumerate(itertools.zip_longest(ours, theirs, fillvalue="none"))
+        number, (here, there) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+        return (
+            f"has other classes in each: the class {number} is {here} in {first} and {there} in {second}: cast it to "
+            "one ClassLabel in all files"
+        )
+    return f"holds {_said(one)} in {first} and {_said(other)} in {second}: give it one type in all files"
 
 
 def _own_features(flag: str, file: str, schema: "pa.Schema") -> "Features":
     import datasets
 
+    if twice := _twice(schema):
+        raise UserError(f"{flag} {file} has two columns named {twice}: give each a name of its own")
     try:
         return datasets.Features.from_arrow_schema(plain(schema))
     except ValueError as error:  # it is about the type of a column that nothing here can read
         strange = next((field for field in plain(schema) if not _is_known(field)), None)
         what = f"its column {strange.name} holds {strange.type}" if strange is not None else str(error)
         raise UserError(f"{flag} {file}: {what}, which cannot be read: leave the column out of the file") from None
+
+
+def _twice(fields: "Iterable[pa.Field]", inside: str = "") -> str:
+    """Return the name of a column, or of a field of one, that another one has too; nothing if there is none."""
+    import pyarrow as pa
+
+    names = set()
+    for field in fields:
+        if field.name in names:
+            return f"{inside}{field.name}"
+        names.add(field.name)
+        kind = field.type
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            kind = kind.value_type
+        if pa.types.is_struct(kind) and (twice := _twice(kind, f"{inside}{field.name}.")):
+            return twice
+    return ""
 
 
 def _is_known(field: "pa.Field") -> bool:
@@ -94,8 +134,16 @@ def _is_known(field: "pa.Field") -> bool:
     return True
 
 
+def _classes(feature: object) -> list[str]:
+    """Return the classes of a ClassLabel, or of lists of it; of others none."""
+    return getattr(getattr(feature, "feature", feature), "names", None) or []
+
+
 def _said(feature: object) -> str:
-    return str(getattr(feature, "dtype", feature))
+    if classes := _classes(feature):
+        shown = f"{', '.join(classes[:3])}{' and more' * (len(classes) > 3)}"
+        return f"{'lists of ' * hasattr(feature, 'feature')}the classes {shown}"
+    return f"{getattr(feature, 'dtype', feature)!s:.200}"
 
 
 def _together(one: object, other: object) -> object | None:

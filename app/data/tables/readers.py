@@ -7,13 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.data import card
 from app.data.cache import cache_of
-from app.data.reading import explained, reading
+from app.data.folders import splits_by_name
+from app.data.reading import explained, read_whole, reading
 from app.data.tables.conll_files import sentences_of
 from app.data.tables.csv_files import csv_groups, damaged, with_numbers
 from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of, unknown_format
 from app.data.tables.json_files import read_json_tables
 from app.data.tables.parquet_files import read_parquet
+from app.data.tables.splits import kind_of
 from app.data.tables.text_files import table_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -61,13 +64,14 @@ def read_files(
 
 def read_folder(flag: str, path: str, name: str, txt: str, words: Sequence[str] = ()) -> "dict[str, Dataset]":
     """Read a folder that is laid out like a data set of the Hub, or was written by `save_to_disk`."""
-    folder = cache_of([path])
+    folder, names_files = cache_of([path]), _names_files(flag, path)
     with explained(flag, path):
         builder = builder_of(path, name, folder)
     files = {str(split): list(names) for split, names in (builder.config.data_files or {}).items()}
     every = [file for names in files.values() for file in names]
     if not every or _card_says_how(builder, every[0]):
         return read(flag, path, lambda: builder, folder)
+    _check_splits(flag, path, files, by_name=not names_files and builder.name != "text")
     if builder.name == "arrow":
         _check_arrow(flag, every)
     if builder.name == "text" and reader_of(every[0], txt) is None:
@@ -83,6 +87,44 @@ def read_folder(flag: str, path: str, name: str, txt: str, words: Sequence[str] 
     for group in groups:
         tables |= read(flag, path, partial(_part_of, builder, group, folder), folder)
     return _in_order(tables, files)
+
+
+def _names_files(flag: str, path: str) -> bool:
+    """Tell whether a folder's card names the files of a split, so that their own names do not count.
+
+    Raises:
+        UserError: the card cannot be read.
+    """
+    file = Path(path, card.NAME)
+    try:
+        return file.is_file() and any(each.patterns for each in card.configurations(read_whole(file)))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{flag} {path}: {card.NAME} cannot be read: {error}") from None
+
+
+def _check_splits(flag: str, path: str, files: Files, by_name: bool) -> None:
+    """Refuse files that are in two splits, or whose names say another split than they are read for.
+
+    Args:
+        by_name: whether names say it: not where a card does, or where files are called as their texts are.
+    """
+    root = os.path.realpath(path)
+    split_of_file: dict[str, str] = {}
+    for split, names in files.items():
+        for name in (os.path.relpath(file, root) for file in names):
+            if split_of_file.setdefault(name, split) != split:
+                raise UserError(
+                    f"{flag} {path}: {name} is read for {split_of_file[name]} and for {split}: give it the name of one "
+                    "split, or name the files by a pattern"
+                )
+    kinds = splits_by_name([*split_of_file] if by_name else [])
+    for name, split in split_of_file.items():
+        if by_name and extension(name) in READERS and kinds[name] - {kind_of(split) or split}:
+            raise UserError(
+                f"{flag} {path}: {name} is named for {' and '.join(sorted(kinds[name]))}, and read for {split}: write "
+                "the words for splits in lower case, parted from others by -, _, . or a blank, or name the files by a "
+                "pattern"
+            )
 
 
 def _check_arrow(flag: str, files: Sequence[str]) -> None:

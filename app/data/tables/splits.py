@@ -14,9 +14,15 @@ from app.sampling.permutation import permute
 if TYPE_CHECKING:
     from datasets import Dataset
 
-TRAIN_SPLITS = ("train", "training")
+SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""The words that mean each split, as data sets of the Hub have them: the only list of them."""
+TRAIN_SPLITS = SPLIT_WORDS["train"]
 # Splits for evaluation, the preferred one first: data sets of the Hub withhold the labels of some test splits.
-EVAL_SPLITS = ("validation", "valid", "val", "dev", "test")
+EVAL_SPLITS = (*SPLIT_WORDS["validation"], *SPLIT_WORDS["test"])
 SPLITS = (*TRAIN_SPLITS, *EVAL_SPLITS)
 # The permutation of this epoch chooses the held-out rows; training never reaches it.
 HOLDOUT_EPOCH = 2**63
@@ -30,6 +36,11 @@ def split_of(word: str) -> str:
     """Return the split that a word means, in upper or lower case: train, one of EVAL_SPLITS, or nothing."""
     word = word.strip().lower()
     return "train" if word in TRAIN_SPLITS else word if word in EVAL_SPLITS else ""
+
+
+def kind_of(word: str) -> str:
+    """Return which of train, validation and test a word in lower case means; nothing if it means none."""
+    return next((kind for kind, words in SPLIT_WORDS.items() if word in words), "")
 
 
 def names_in(split: str) -> list[str]:

@@ -1,10 +1,8 @@
-"""Texts with their labels: loading them, and tokenizing them once for all runs."""
+"""Texts with their labels: loaded, and tokenized once for all runs or as they are read."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -12,43 +10,33 @@ import numpy as np
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TextData
+from app.data.loading import Tables, load_tables
 from app.data.mixtures.joined import MixedRows, as_one
-from app.data.rows import Rows
+from app.data.rows import Measures, Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts
 from app.data.tables.labels import Labels, only_of_their_class, read_labels, streamed_classes
-from app.data.tables.sources import Tables, load_tables
-from app.data.text.tokenizer import check_tokenizer, train_tokenizer, trained_once
-from app.data.text.tokens import PadCollate, TokenTable
+from app.data.text.encoding import (
+    check_padding,
+    check_room_for_text,
+    encoded_once,
+    identity,
+    read_texts,
+    text_features,
+    which_were_cut,
+)
+from app.data.text.tokenizer import train_tokenizer, trained_once
+from app.data.text.tokens import TokenTable, length_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from datasets import Dataset, Features
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
-
-__all__ = [
-    "Labels",
-    "PadCollate",
-    "TextData",
-    "TokenTable",
-    "check_tokenizer",
-    "describe",
-    "identity",
-    "lasting_identity",
-    "load_labelled",
-    "load_tables",
-    "own_tokenizer",
-    "read_labels",
-    "read_texts",
-    "tokenize",
-    "train_tokenizer",
-]
 
 # Part of the cache's key: raise it when the stored columns change.
 FORMAT = 1
-ROWS_AT_ONCE = 1000
 
 
 def load_labelled(config: TextData, needs: Needs = EVERYTHING) -> tuple[Tables, Labels]:
@@ -84,25 +72,7 @@ def training_rows(
         return LabelledTexts(table, encoder.columns, read_labels(tables.train, table, known).eval_values)
 
     identity = [FORMAT, *encoder.identity, config.label, config.problem, labels.names]
-    return tables.samples(whole, made, identity, finish=encoder.rows)
-
-
-def check_padding(multiple: int, longest: int, flag: str = "--data.max-length") -> None:
-    """Raise a UserError if texts of the greatest length would be padded beyond it; `flag` gives that length."""
-    if multiple < 1 or longest % multiple:
-        raise UserError(
-            f"--data.pad-to-multiple-of {multiple}: must divide {flag} {longest}, or else the longest texts "
-            "would be padded beyond it"
-        )
-
-
-def check_room(
-    tokenizer: "PreTrainedTokenizerBase", max_length: int, pair: bool = False, flag: str = "--data.max-length"
-) -> None:
-    """Raise a UserError if the tokens that mark a text, or a pair, are as many as it may have; `flag` says how many."""
-    marks = tokenizer.num_special_tokens_to_add(pair=pair)
-    if max_length <= marks:
-        raise UserError(f"{flag} {max_length} leaves no room for text, because {marks} tokens are marks: raise it")
+    return tables.samples(whole, made, identity, Measures(length=length_of), encoder.rows)
 
 
 def describe(
@@ -156,89 +126,12 @@ def tokenize(
     return TokenTable(path, labels)
 
 
-def encoded_once(
-    table: "Dataset",
-    columns: Sequence[str],
-    encode: Callable[[dict, list[int]], Any],
-    features: "Features",
-    path: Path,
-    key: str,
-    processes: int = 1,
-) -> "Dataset":
-    """Encode a table, many rows at a time, or load what another process or run has encoded under the same key.
-
-    Args:
-        columns: what `encode` gets of the rows, besides their numbers.
-        features: of the columns that it returns.
-        path: the Arrow file for them.
-        processes: how many encode.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return table.select_columns(list(columns)).map(
-        encode,
-        batched=True,
-        with_indices=True,
-        batch_size=ROWS_AT_ONCE,
-        remove_columns=list(columns),
-        features=features,
-        cache_file_name=str(path),
-        load_from_cache_file=True,
-        new_fingerprint=key,
-        num_proc=processes if processes > 1 else None,
-        desc="Tokenizing",
-    )
-
-
 def own_tokenizer(
     table: "Dataset", columns: Sequence[str], vocab_size: int, max_length: int
 ) -> "PreTrainedTokenizerBase":
     """Train a tokenizer on the texts of a table, or load the one that another process or run trained on them."""
     key = (table._fingerprint, vocab_size, max_length, *columns)
     return trained_once(key, lambda: train_tokenizer(read_texts(table, columns), vocab_size, max_length))
-
-
-def read_texts(table: "Dataset", columns: Sequence[str]) -> Iterator[str]:
-    """Yield the texts of all rows, to train a tokenizer on."""
-    check_columns(table, columns, "text")
-    for name in columns:
-        check_texts(table, name)
-    for batch in table.select_columns(list(columns)).with_format("arrow").iter(ROWS_AT_ONCE):
-        for name in columns:
-            yield from map(str, batch.column(name).to_pylist())
-
-
-def identity(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """Return everything that decides how a tokenizer turns a text into ids."""
-    import tokenizers
-    import transformers
-
-    if getattr(tokenizer, "backend_tokenizer", None) is not None:
-        content = json.loads(tokenizer.backend_tokenizer.to_str())
-        # Every call sets these two again.
-        del content["truncation"], content["padding"]
-    else:
-        content = [sorted(tokenizer.get_vocab().items()), repr(sorted(tokenizer.init_kwargs.items(), key=str))]
-    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
-    versions = [transformers.__version__, tokenizers.__version__]
-    return [kind, tokenizer.truncation_side, json.dumps(content, sort_keys=True), *versions]
-
-
-def lasting_identity(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Hash what decides how a tokenizer turns a text into ids, for what is kept longer than versions of libraries.
-
-    Of tokenizers of the library tokenizers, it does not depend on the class of transformers that has them.
-    """
-    kind, _, content, *_ = identity(tokenizer)
-    return key_of(content, "" if getattr(tokenizer, "backend_tokenizer", None) is not None else kind)
-
-
-def text_features(has_types: bool = False, has_labels: bool = False) -> "Features":
-    """Return the features of encoded texts, as TokenTable reads them, with a type or a label for each token or not."""
-    from datasets import Features, List, Value
-
-    types = {"token_type_ids": List(Value("int8"))} if has_types else {}
-    labels = {"labels": List(Value("int16"))} if has_labels else {}
-    return Features({"input_ids": List(Value("int32")), **types, **labels, "truncated": Value("bool")})
 
 
 class LabelledText(NamedTuple):
@@ -267,7 +160,7 @@ class Encoder:
         """
         if len(columns) > 2:
             raise UserError(f"--data.text {' '.join(columns)}: a model takes one text or a pair, not {len(columns)}")
-        check_room(tokenizer, max_length, pair=len(columns) > 1)
+        check_room_for_text(tokenizer, max_length, pair=len(columns) > 1)
         probe = tokenizer(*["a"] * len(columns), return_token_type_ids="token_type_ids" in tokenizer.model_input_names)
         return cls(tuple(columns), tokenizer, max_length, any(probe.get("token_type_ids", [])))
 
@@ -334,10 +227,3 @@ class LabelledTexts:
         texts = self._texts[list(rows)]
         each = zip(*(texts[name] for name in self._columns), strict=True)
         return [LabelledText(*pair) for pair in zip(each, self._labels[list(rows)], strict=True)]
-
-
-def which_were_cut(encoded: Any, max_length: int, again: Callable[[], Any]) -> list[bool]:
-    """Tell of each text that a tokenizer has encoded whether it was longer; `again` encodes them without a limit."""
-    if encoded.encodings is not None:
-        return [bool(encoding.overflowing) for encoding in encoded.encodings]
-    return [len(ids) > max_length for ids in again()["input_ids"]]  # a tokenizer written in Python does not say it

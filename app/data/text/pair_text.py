@@ -11,15 +11,15 @@ import torch
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import PairData
+from app.data.loading import Tables, load_tables
 from app.data.mixtures.joined import MixedRows, as_one
-from app.data.rows import IGNORED, Rows
+from app.data.rows import IGNORED, Measures, Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts, row_name
 from app.data.tables.parallel_files import spread
-from app.data.tables.sources import Tables, load_tables
-from app.data.text.labeled_text import (
+from app.data.text.encoding import (
     check_padding,
-    check_room,
+    check_room_for_text,
     encoded_once,
     identity,
     read_texts,
@@ -103,6 +103,11 @@ def tokens_to_write(row: dict[str, np.ndarray]) -> float:
     return float(len(row["labels"]))
 
 
+def length_of(row: dict[str, np.ndarray]) -> int:
+    """Count the tokens of both sides of a pair as it is read."""
+    return len(row["input_ids"]) + len(row["labels"])
+
+
 class Evenly:
     """Some rows of a PairTable, from all parts of it."""
 
@@ -180,7 +185,8 @@ def training_rows(
         return PairsOnDemand(table, sides)
 
     identity = [FORMAT, *(side.identity for side in sides)]
-    return tables.samples(lambda: tokenize(tables.train, config, tokenizer), made, identity, tokens_to_write)
+    measures = Measures(tokens_to_write, length_of)
+    return tables.samples(lambda: tokenize(tables.train, config, tokenizer), made, identity, measures)
 
 
 def own_tokenizer(table: "Dataset", config: PairData, vocab: int) -> "PreTrainedTokenizerBase":
@@ -225,7 +231,7 @@ class _Side:
             UserError: no token of a text would be left.
         """
         column, longest = getattr(config, flag), getattr(config, f"max_{flag}")
-        check_room(tokenizer, longest, flag=f"--data.max-{flag}")
+        check_room_for_text(tokenizer, longest, flag=f"--data.max-{flag}")
         return cls(flag, column, tokenizer, longest, config.prefix if flag == "source" else "")
 
     @property

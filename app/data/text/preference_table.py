@@ -126,6 +126,11 @@ class TrainingPairs:
         return stacked(rows, self.pad_id, self.multiple) if self.table is None else self.table.collate(rows)
 
 
+def length_of(pair: dict) -> int:
+    """Count the tokens of a pair's prompt with the longer answer, as it is read."""
+    return len(pair["prompt"]) + max(len(pair["chosen"]), len(pair["rejected"]))
+
+
 def alike(pair: dict) -> float:
     """Weigh a pair that is not too long."""
     return 1.0

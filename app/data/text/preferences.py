@@ -13,12 +13,12 @@ from app.data.config import PreferenceData, check_date, in_words
 from app.data.corpus.chat_template import ChatTemplate
 from app.data.corpus.documents import end_of
 from app.data.corpus.messages import TOOLS
-from app.data.rows import MISSING, Missing, Rows
+from app.data.loading import Tables, load_tables
+from app.data.rows import MISSING, Measures, Missing, Rows
 from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_mixed, is_text, name_of, row_name
-from app.data.tables.sources import Tables, load_tables
-from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
+from app.data.text.encoding import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
 from app.data.text.preference_rows import shared_beginning, texts_of
-from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable, TrainingPairs, alike
+from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable, TrainingPairs, alike, length_of
 from app.data.text.tokenizer import tokenizer_of
 from app.data.text.tokens import TokenTable
 from app.errors import UserError
@@ -140,9 +140,10 @@ def training_pairs(tables: Tables, config: PreferenceData, tokenizer: "PreTraine
 
     def made(table: "Dataset") -> Rows:
         columns_of(table, config)  # for its errors
-        return PairsOnDemand(table, cut)
+        return PreferencesOnDemand(table, cut)
 
-    rows = tables.samples(lambda: tokenize(tables.train, config, tokenizer), made, cut.identity, alike)
+    measures = Measures(alike, length_of)
+    rows = tables.samples(lambda: tokenize(tables.train, config, tokenizer), made, cut.identity, measures)
     return TrainingPairs(rows, cut.chats, cut.written_date, tokenizer.pad_token_id, config.pad_to_multiple_of)
 
 
@@ -272,7 +273,7 @@ def _in_columns(pairs: list[_Pair]) -> "pa.Table":
     return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
 
 
-class PairsOnDemand:
+class PreferencesOnDemand:
     """Pairs of a table, which become tokens when they are read: as those of TrainingPairs."""
 
     def __init__(self, table: "Dataset", cut: _Cut):

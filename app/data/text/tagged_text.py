@@ -9,14 +9,14 @@ import numpy as np
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TagData
+from app.data.loading import Tables, load_tables
 from app.data.rows import IGNORED
 from app.data.tables.classes import coded, some
 from app.data.tables.columns import LabelColumn, check_columns, held, is_list, is_text, row_name
-from app.data.tables.sources import Tables, load_tables
-from app.data.text.labeled_text import (
+from app.data.text.encoding import (
     ROWS_AT_ONCE,
     check_padding,
-    check_room,
+    check_room_for_text,
     encoded_once,
     identity,
     text_features,
@@ -142,7 +142,7 @@ def tokenize(
         )
     codes, counts = tags
     starts = np.cumsum([0, *counts])
-    check_room(tokenizer, max_length)
+    check_room_for_text(tokenizer, max_length)
     key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), max_length, column, hash_of_bytes([codes]))
     path = cache_folder() / f"tags-{key}.arrow"
 

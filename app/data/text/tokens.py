@@ -11,6 +11,7 @@ import torch
 from app.data.cache import remember, with_labels
 from app.data.rows import IGNORED
 from app.sampling.hashing import hash_of_bytes
+from app.sampling.pieces import Pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,8 +39,7 @@ class TokenTable:
             for name in ("token_type_ids", "labels")
             if name in data.column_names
         }
-        # The row at which each chunk starts, and at the end the number of rows.
-        self._starts = np.cumsum([0, *(len(chunk) for chunk in lists)])
+        self._pieces = Pieces.of([len(chunk) for chunk in lists])
         self.lengths = np.concatenate([np.diff(offsets) for offsets in self._offsets]).astype(np.int32)
         """Tokens of each row, as int32."""
         self.truncated = int(np.count_nonzero(data.column("truncated").to_numpy()))
@@ -77,7 +77,7 @@ class TokenTable:
         return np.concatenate([np.diff(sums_before[offsets]) for sums_before, offsets in sums])
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._pieces.rows
 
     def __getitem__(self, row: int) -> dict:
         return self.__getitems__([row])[0]
@@ -87,9 +87,9 @@ class TokenTable:
         numbers = np.asarray(rows, np.int64)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(self):
             raise IndexError(f"rows {numbers.min()} to {numbers.max()} are not all in [0, {len(self)})")
-        chunks = np.searchsorted(self._starts, numbers, side="right") - 1
+        chunks, places = self._pieces.places_of(numbers)
         items = []
-        for chunk, row in zip(chunks.tolist(), (numbers - self._starts[chunks]).tolist(), strict=True):
+        for chunk, row in zip(chunks.tolist(), places.tolist(), strict=True):
             offsets = self._offsets[chunk]
             span = slice(offsets[row], offsets[row + 1])
             item = {"input_ids": self._ids[chunk][span]}
@@ -102,6 +102,11 @@ class TokenTable:
 
     def __reduce__(self):
         return TokenTable, (self.path, self.labels)
+
+
+def length_of(row: dict[str, np.ndarray]) -> int:
+    """Count the tokens of a row of a TokenTable."""
+    return len(row["input_ids"])
 
 
 class PadCollate:

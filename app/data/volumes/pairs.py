@@ -8,7 +8,7 @@ import numpy as np
 from app.data.folders import is_hidden
 from app.data.images import formats, pictures
 from app.data.reading import near, reading, refuse_url
-from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS, chosen_of
+from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS, chosen_of, kind_of
 from app.data.volumes import nifti
 from app.data.volumes.class_file import numbers_of, numbers_of_palette
 from app.errors import UserError
@@ -58,7 +58,7 @@ def _splits_at(flag: str, path: str, masks: str) -> Splits:
     if masks or not train or not (others or _folders(root, train)):
         return Splits({"train": find_pairs(flag, root, masks)}, "")
     # The masks of a test split are often withheld.
-    withheld = [name for name in others if name == "test" and not _folders(root, name)]
+    withheld = [name for name in others if kind_of(name) == "test" and not _folders(root, name)]
     others = [name for name in others if name not in withheld]
     pairs = {"train": _pairs_of(flag, root, train)}
     if others:

@@ -1,7 +1,7 @@
 """Weights of samples that are known only when they are read: ranks tell each other those of their micro-batches."""
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,9 +10,6 @@ from app.distributed import collectives
 from app.distributed.accelerator import Accelerator
 from app.errors import UserError
 from app.sampling.batch_plan import Step
-
-Weigh = Callable[[Any], float]
-"""Returns the weight of a sample in the loss, as it is read."""
 
 
 def one(sample: Any) -> float:

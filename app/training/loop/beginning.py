@@ -9,6 +9,7 @@ from app.config import BestMetric, RunConfig
 from app.config.score_names import PLAIN, seems_lower
 from app.data.rows import Rows
 from app.distributed import collectives, deepspeed, layout
+from app.distributed.accelerator import Accelerator
 from app.distributed.desync import DesyncCheck
 from app.distributed.layout_record import Layout
 from app.errors import UserError
@@ -83,6 +84,24 @@ def begin(opened: Opened, asked: Asked, plan: BatchPlan, data: Rows, cost: Cost 
     audit = Audit(ours, services.folder.path, start.step, logger.progress.warn, logger.logs) if settings.audit else None
     diagnostics = Diagnostics(ours, settings, services.folder.path, start.step, logger.progress.warn, logger.logs)
     return StepLoop(opened, plan, start, Checks(faults, drift, audit, diagnostics))
+
+
+def unbegun(asked: Asked, accelerator: Accelerator) -> RunRecord:
+    """Return what run.json says of a run that is stopped before it has read its data: not how long it will be."""
+    folder, commit = recipe_source.origin_of(asked.config)
+    return RunRecord(
+        status="preempted",
+        step=0,
+        steps=0,
+        samples=0,
+        recipe=asked.name,
+        layout=layout.layout(accelerator),
+        versions=layout.versions(),
+        recipe_folder=folder,
+        commit=commit,
+        launches=(),
+        unknown=dict(asked.facts),
+    )
 
 
 def _record(asked: Asked, plan: BatchPlan, start: Start, here: Layout, arithmetic: dict[str, Any]) -> RunRecord:

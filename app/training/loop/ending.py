@@ -12,6 +12,7 @@ from app import storage
 from app.checkpoints import finite
 from app.checkpoints.export import save_model
 from app.distributed import collectives
+from app.distributed.notice import Work
 from app.distributed.state import manifest, sharded
 from app.errors import UserError, mendable, printable
 from app.launching import program
@@ -32,6 +33,7 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
     if not loop.finished:
         return
     folder = services.model_folder
+    services.notice.work = Work.EXPORTING
     collectives.from_main(services.folder.check)
     keep_training(loop, waits=True)
     with services.watchdog.long_work():
@@ -96,7 +98,7 @@ def _room_comes(loop: StepLoop, began: float) -> bool:
     )
 
     def comes() -> bool:
-        while time.monotonic() - began < limit and not services.preemption.asked:
+        while time.monotonic() - began < limit and not services.notice.asked:
             time.sleep(min(PAUSE, limit))
             if not room.lacking(needed, folder):
                 return True
@@ -236,10 +238,11 @@ def close(services: Services, loop: StepLoop | None, error: BaseException | None
             heard = collectives.heard_on_main(error)  # the main process tells the others
             error.audible = main or not heard  # type: ignore[attr-defined]
         services.logger.close()
+        services.notice.settle()
         if main and loop is not None:
             _record(loop, error, before)
     finally:
-        services.preemption.close()  # last: another Ctrl-C must not end the record in its middle
+        services.notice.close()  # last: another Ctrl-C must not end the record in its middle
 
 
 def preempted(loop: StepLoop) -> bool:

@@ -114,11 +114,13 @@ class Gradients:
     def backward(self, loss: Tensor, micro: Turn) -> None:
         """Add the gradient of a micro-batch's mean loss, times its share of the global batch's weight (law 3).
 
+        The share is 0 in a step of which no sample could be read; such a step is left out.
+
         Raises:
             UserError: all samples of the step have weight 0; or this is the second backward pass of a turn, which DDP
                 would not synchronise.
         """
-        if not self._step.weight:
+        if not self._step.weight and not self._step.missing:
             raise UserError(f"all samples of step {self._step.index + 1} have weight 0: leave such samples out")
         if self._passed:
             raise UserError(
@@ -127,7 +129,7 @@ class Gradients:
                 "over batch.micros for each"
             )
         self._passed = True
-        self._pass_back(loss, micro.weight / self._step.weight)
+        self._pass_back(loss, micro.weight / self._step.weight if self._step.weight else 0.0)
 
     def _pass_back(self, loss: Tensor, share: float) -> None:
         # DDP and FSDP take the mean over data ranks; the global batch needs the sum.

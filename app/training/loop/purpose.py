@@ -25,6 +25,9 @@ class Purpose:
         """Say what is needed of data and model."""
         self.needs = needs
 
+    def at_opening(self, run: Any) -> None:
+        """Take note of a run whose settings have been checked and whose folder has not been looked at yet."""
+
     def at_loop(self, run: Any, plan: Any, *data: Any) -> Iterator[Any]:
         """Take the place of run.batches.
 
@@ -40,6 +43,14 @@ class Purpose:
     def metrics(self, of_recipe: "Sequence[Metric]") -> "Sequence[Metric]":
         """Return the metrics that an evaluation updates."""
         return of_recipe
+
+
+class Opening(BaseException):
+    """Leave a recipe where its run would be opened; a BaseException, which its `except Exception` does not catch."""
+
+    def __init__(self, run: Any):
+        super().__init__("the run would be opened")
+        self.run = run
 
 
 class Reached(BaseException):
@@ -84,6 +95,16 @@ class Body:
         assert self._going is not None and self.reached is not None
         self._going.close()
         return self.reached
+
+
+class Asking(Purpose):
+    """Read a run's settings, and leave the recipe before anything is loaded or opened."""
+
+    trains, on_cpu = False, True
+
+    def at_opening(self, run: Any) -> None:
+        """Leave the recipe with the run."""
+        raise Opening(run)
 
 
 class Planning(Purpose):

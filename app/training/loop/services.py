@@ -11,16 +11,19 @@ from app.config import EMAConfig, RunConfig
 from app.data.rows import Rows
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
+from app.distributed.notice import Notice, Reactions
 from app.distributed.preemption import Preemption
 from app.distributed.running_statistics import RunningStatistics
 from app.distributed.watchdog import Watchdog
 from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
-from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step
+from app.rundir.run_record import RunRecord
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Length, Step, Weigh
 from app.training.exact.gradients import ExactGradients
 from app.training.feeding.fetching import Fetch
 from app.training.feeding.loader import Augment, load
-from app.training.feeding.weighing import Weigh, agreed
+from app.training.feeding.weighing import agreed
+from app.training.loop.cut_short import CutShort
 from app.training.loop.gradients import Gradients
 from app.training.optim.averages import Averages
 from app.training.scores.remarks import Remarks
@@ -29,11 +32,19 @@ from app.training.scores.remarks import Remarks
 class Services:
     """The services of one run; each is described in its own module."""
 
-    def __init__(self, settings: RunConfig, averaging: EMAConfig | None, folder: RunFolder, accelerator: Accelerator):
+    def __init__(
+        self,
+        settings: RunConfig,
+        averaging: EMAConfig | None,
+        folder: RunFolder,
+        accelerator: Accelerator,
+        unbegun: Callable[[], RunRecord],
+    ):
         """Make them; nothing is locked, written or listened to yet.
 
         Args:
             averaging: None where the recipe has no such settings.
+            unbegun: returns the record of a run that has not read its data yet.
         """
         self.accelerator, self.folder = accelerator, folder
         self.logger = RunLogger(accelerator.is_main_process, folder, settings.quiet)
@@ -63,9 +74,13 @@ class Services:
         self.checkpoint_manager = CheckpointManager(
             accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog, settings.save_async
         )
-        self.preemption = Preemption(
-            accelerator.device, self.logger.failed, lambda _: self.logger.note(status="preempted")
+        cut_short = CutShort(self.logger, self.checkpoint_store, self.watchdog, settings.grace, unbegun)
+        self.notice = Notice(
+            settings.grace,
+            settings.notice,
+            Reactions(self.logger.failed, lambda _: self.logger.note(status="preempted"), cut_short),
         )
+        self.preemption = Preemption(accelerator.device, self.notice)
         # On a CPU, loading processes would take the cores that train.
         self._workers = settings.workers if settings.workers >= 0 else (0 if accelerator.device.type == "cpu" else 4)
         self._fetching = WeakSet[Any]()
@@ -80,11 +95,12 @@ class Services:
         augment: Augment | None = None,
         fetch: Fetch = (),
         weigh: Weigh | None = None,
+        length: Length | None = None,
     ) -> Iterator[Step]:
         """Yield this data rank's part of each step, on its device; with `weigh`, every rank takes part."""
         ours = self.accelerator
         place = ours.data_rank, ours.data_ranks, ours.device
-        loaded = load(plan, steps, data, collate, *place, self._workers, augment, fetch, weigh)
+        loaded = load(plan, steps, data, collate, *place, self._workers, augment, fetch, weigh, length)
         if isinstance(loaded, Generator):
             self._fetching.add(loaded)
         return loaded if weigh is None else agreed(loaded, ours)

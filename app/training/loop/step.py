@@ -92,7 +92,7 @@ class CurrentStep:
         self.open = True
         """Whether its body is running."""
         self.skipped = False
-        """Whether the step is left out, because a gradient was not finite."""
+        """Whether the step is left out, because a gradient was not finite, or no sample could be read."""
         self.made: list[torch.optim.Optimizer] = []
         """The optimizers that have updated weights."""
         self.updated = False

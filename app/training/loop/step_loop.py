@@ -9,6 +9,7 @@ import torch
 
 from app.checkpoints.manager import Measured
 from app.checkpoints.resume import Counts, Start
+from app.distributed import deepspeed
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, Step
@@ -100,6 +101,11 @@ class StepLoop:
 
     def go_through(self, steps: Iterator[Step]) -> Iterator[Batch]:
         """Yield each step's batch for its body, and do what is due after the body; end early if the run must stop."""
+        preemption = self.services.preemption
+        if self.steps and preemption.due(self.start.step):
+            self.leaving = True
+            return
+        preemption.begin()
         if self.settings.eval_first and not self.start.step:
             self.opened.current = current = before_first(self.services.accelerator, self.services.gradients)
             yield current.batch
@@ -115,13 +121,16 @@ class StepLoop:
             self.finish_step()
             if self.leaving:
                 break
+            preemption.begin()
 
     def _enter(self, step: Step) -> CurrentStep:
         """Begin a step, just before its body runs."""
         number, accelerator = step.index + 1, self.services.accelerator
         statistics = self.services.buffers.statistics
         skips, again = self.settings.nonfinite == "skip", number <= self.start.step
-        before = BeforeStep(accelerator, statistics) if skips or again else None
+        if step.missing and not step.weight:
+            deepspeed.refuse("--data.bad skip", accelerator.distributed_type)
+        before = BeforeStep(accelerator, statistics) if skips or again or not step.weight else None
         metrics = StepMetrics(accelerator, step, skips, self.plan.order)
         current = CurrentStep(number, metrics, Batch(self.services.gradients, step, statistics), before, again)
         self.services.watchdog.beat(number)
@@ -201,6 +210,7 @@ class StepLoop:
         services.checkpoint_manager.look()
         measured = self._measured(step.scores, self.means, self.stopped_in_evaluation)
         services.checkpoint_manager.save_when_due(step.number, self.triggers, measured, self.leaving)
+        services.notice.saving = services.checkpoint_manager.seconds
 
     def _log_losses(self, step: CurrentStep) -> None:
         services = self.services

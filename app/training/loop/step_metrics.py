@@ -164,6 +164,8 @@ class StepMetrics:
             drift.compare(sums.prints, number)
         count = self.step.micro_count
         losses = {name: sum(sums.terms[i * count : (i + 1) * count]) for i, name in enumerate(names)}
+        if not self.step.weight:
+            losses = {}  # there is no sample to have any
         self._check_finite(losses, norms)
         about = {f"grad_norm{suffix(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
         ids = "".join(f"{int(part) % 2**32:08x}" for part in parts)

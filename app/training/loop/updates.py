@@ -61,10 +61,23 @@ class Updates:
             if step.again:
                 step.put_back()
             elif step.skipped or not (
-                self._usable(step, optimizer, entry, around) and self._made(step, optimizer, around)
+                self._has_samples(step)
+                and self._usable(step, optimizer, entry, around)
+                and self._made(step, optimizer, around)
             ):
                 _leave_out(step)
         step.batch.gradients.clear(optimizer)
+
+    def _has_samples(self, step: CurrentStep) -> bool:
+        """Tell whether a step has any samples; say it if it has none."""
+        if step.metrics.step.weight:
+            return True
+        self._tell_left_out(f"warning: none of the samples of step {step.number} can be read", "--data.bad skip")
+        return False
+
+    def _tell_left_out(self, why: str, flag: str) -> None:
+        self._services.logger.progress.warn(f"{why}; the step is skipped ({flag})")
+        self._opened.log({SKIPPED: int(self._opened.scores.get(SKIPPED, 0)) + 1}, of_body=False)
 
     def _made(self, step: CurrentStep, optimizer: torch.optim.Optimizer, around: Around) -> bool:
         """Update the weights and their average; return False if the step is to be left out after all."""
@@ -95,8 +108,7 @@ class Updates:
         if around.audit:
             around.audit.gradients(optimizer)
         if wrong:
-            self._services.logger.progress.warn(f"warning: {wrong.text}; the step is skipped (--run.nonfinite)")
-            self._opened.log({SKIPPED: int(self._opened.scores.get(SKIPPED, 0)) + 1}, of_body=False)
+            self._tell_left_out(f"warning: {wrong.text}", "--run.nonfinite")
         return not wrong
 
 

@@ -21,10 +21,12 @@ from app.data.config import Streams, TableData
 from app.data.images.class_folders import image_tables
 from app.data.mixtures.joined import MixedRows
 from app.data.mixtures.mix_file import MixedSource, read_mix
-from app.data.mixtures.tables import Make, MixedTables, Part, Weigh, as_flags_say, common, concatenated
+from app.data.mixtures.tables import Make, MixedTables, SourceTable, as_flags_say, common, concatenated
+from app.data.places_read import places_read
 from app.data.reading import near
+from app.data.rows import NO_MEASURES, Measures
 from app.data.rows import Rows as Sampled
-from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream, own_evaluation
+from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import Finish, StreamedSamples
 from app.data.streams.shards import is_url
@@ -32,7 +34,7 @@ from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table, plain_text
 from app.data.tables.conll_files import splits_in
-from app.data.tables.files import check_holds_data, find_files, is_file_name, reader_of
+from app.data.tables.files import check_holds_data, check_whole, find_files, is_file_name, reader_of
 from app.data.tables.readers import builder_of, read, read_files, read_folder
 from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, names_in, overlap, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS
@@ -67,6 +69,8 @@ class Tables:
     """The rows to train on, if they are streamed; `train` is some of them, to learn from what they hold."""
     places: frozenset[str] = frozenset()
     """The files that the rows of a mixture's source are read from."""
+    shards: list[str] = field(default_factory=list)
+    """Which shards are streamed, in lines."""
     trained: "Trained | None" = None
     """The rows to train on of a mixture's source, if it is not streamed."""
     mixed: MixedTables | None = None
@@ -79,14 +83,14 @@ class Tables:
 
     def notes(self) -> list[str]:
         """Return what the user should know of the data, a line each."""
-        return [*filter(None, [self.note, self.mixed.described() if self.mixed else ""])]
+        return [*filter(None, [self.note, *self.shards, self.mixed.described() if self.mixed else ""])]
 
     def samples(
         self,
         whole: Callable[[], Samples],
         made: Make,
         identity: Sequence[object],
-        weights: Weigh | None = None,
+        measures: Measures = NO_MEASURES,
         finish: Finish = list,
     ) -> Samples | MixedRows | StreamedSamples:
         """Return the samples to train on: made of all rows at once, or chunk by chunk where any of them are streamed.
@@ -96,16 +100,16 @@ class Tables:
             made: takes the table of a chunk, or of a source of a mixture that is not streamed while another one is; it
                 returns its samples, which should do their work when they are read.
             identity: what decides samples that are made so, besides the rows.
-            weights: weighs such a sample when it is read; None: all weigh 1.
+            measures: of such a sample when it is read.
             finish: what is still to be done to samples that are read together, of whatever chunks.
         """
         if not self.streams:
             samples = whole()
             return samples if self.mixed is None else self.mixed.cut(samples)
         if self.mixed is not None:
-            return self.mixed.joined(made, identity, weights, finish)
+            return self.mixed.joined(made, identity, measures, finish)
         assert self.stream is not None
-        return StreamedSamples(self.stream, made, identity, weights, finish)
+        return StreamedSamples(self.stream, made, identity, measures, finish)
 
     @property
     def streamed(self) -> str:
@@ -209,9 +213,9 @@ def load_tables(
             trained = [Trained(source, source.rows(config.split, "--data.split"))]
             tables = _first_tables(config, needs, *trained[0], needed, seed, columns)
             tables.note = "; ".join(filter(None, (source.note, tables.note)))
-        _refuse_streamed(config, needs, tables)
+        streams = [tables.stream, *(part.stream for part in tables.mixed.tables)] if tables.mixed else [tables.stream]
         for name, other in named_sets(config.eval_sets).items():
-            tables.others[name], _ = _other_set(config, needs, needs.set_flag, *other, columns, trained)
+            tables.others[name], _ = _other_set(config, needs, needs.set_flag, *other, columns, trained, streams)
         if only := needs.only_set:
             return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
@@ -235,12 +239,14 @@ def _mixture(
     assert isinstance(config, TableData)
     check_alone(config)
     mix = read_mix(config, config.mix)
-    parts, scored, trained = [], [], list[Trained]()
+    parts, scored, trained, shards, notes = [], [], list[Trained](), list[str](), list[str]()
     for each in mix.sources:
         tables = source_tables(each, each.applied(config, 1 / len(mix.sources)), needs, needed, seed, columns)
-        parts.append(Part(each, tables.train, tables.stream, tables.places))
+        parts.append(SourceTable(each, tables.train, tables.stream, tables.places))
         scored.append(tables.evaluation)
         trained += [tables.trained] if tables.trained else []
+        shards += [f"{each.name}: {line}" for line in tables.shards]
+        notes += [f"{each.name}: {tables.note}"] if tables.stream is not None and tables.note else []
     names = [each.name for each in mix.sources]
     tables_to_train = [part.table for part in parts]
     columns = [*columns, *common(tables_to_train, optional, names)]
@@ -248,12 +254,13 @@ def _mixture(
     note = ""
     if config.eval_path:
         flag, split = "--data.eval-path", config.eval_split
-        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, trained)
+        streams = [part.stream for part in parts]
+        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, trained, streams)
     else:
         _refuse_shared(parts)
         evaluation = concatenated(scored, columns, names)
-    mixed = MixedTables(mix, tuple(parts))
-    return Tables(train, evaluation, note=note, held_out=not config.eval_path, mixed=mixed), trained
+    mixed, note = MixedTables(mix, tuple(parts)), "; ".join(filter(None, (*notes, note)))
+    return Tables(train, evaluation, note=note, held_out=not config.eval_path, shards=shards, mixed=mixed), trained
 
 
 def check_alone(config: TableData) -> None:
@@ -281,8 +288,8 @@ def source_tables(
         stream = open_stream(config, not config.eval_path, flag)
         scored = None if stream.evaluation is None else as_flags_say(stream.evaluation, source)
         learnt = as_flags_say(stream.learnt, source)
-        of_stream = Tables(learnt, learnt if scored is None else scored, stream=stream.rows)
-        of_stream.places = stream.rows.places_of_shards
+        of_stream = Tables(learnt, learnt if scored is None else scored, note=stream.note, stream=stream.rows)
+        of_stream.places, of_stream.shards = stream.rows.places_of_shards, stream.shards
         return of_stream
     opened = open_source(flag, config.path, config.name, config.columns, config.txt)
     for split, table in opened.tables.items():
@@ -296,7 +303,7 @@ def source_tables(
     return tables
 
 
-def _refuse_shared(parts: Sequence[Part]) -> None:
+def _refuse_shared(parts: Sequence[SourceTable]) -> None:
     """Refuse sources that share a file: rows that one holds out for evaluation would be trained on in the other."""
     for one, other in itertools.combinations(parts, 2):
         pairs = itertools.product(sorted(one.places), sorted(other.places))
@@ -306,19 +313,6 @@ def _refuse_shared(parts: Sequence[Part]) -> None:
                 "out for evaluation would be trained on in the other: give --data.eval-path, or sources without common "
                 "files"
             )
-
-
-def _refuse_streamed(config: TableData, needs: Needs, tables: Tables) -> None:
-    """Refuse to evaluate on shards that are streamed to train on."""
-    streams = [tables.stream, *(part.stream for part in tables.mixed.parts)] if tables.mixed else [tables.stream]
-    shards = [shard for stream in streams if stream is not None for shard in sorted(stream.places_of_shards)]
-    asked = [("--data.eval-path", config.eval_path, config.eval_split)] if config.eval_path else []
-    asked += [(needs.set_flag, *other) for other in named_sets(config.eval_sets).values()]
-    for flag, path, split in asked:
-        place = path if is_url(path) else os.path.realpath(os.path.expanduser(path))
-        shared = next((shard for shard in shards if _is_in(shard, place)), None)
-        if shared and "train" in names_in(split or "train") and not (split == "" and own_evaluation(path)):
-            raise UserError(f"{flag} {path}: {shared} would be both trained on and evaluated on; give other data")
 
 
 def _is_in(place: str, folder: str) -> bool:
@@ -331,14 +325,12 @@ def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables
     stream = open_stream(config, not config.eval_path)
     evaluation, note = stream.evaluation, stream.note
     if evaluation is None:
-        if config.eval_path == config.path[0] and config.eval_split in ("", "train"):
-            raise UserError(
-                f"--data.eval-path {config.eval_path}: it would be both trained on and evaluated on: give other data, "
-                "or leave the flag out to have a part held out"
-            )
-        evaluation, more = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
+        asked = "--data.eval-path", config.eval_path, config.eval_split
+        evaluation, more = _other_set(config, needs, *asked, columns, streams=[stream.rows])
         note = "; ".join(filter(None, (note, more)))
-    return Tables(stream.learnt, evaluation, held_out=stream.held_out, note=note, stream=stream.rows)
+    of_rows = Tables(stream.learnt, evaluation, held_out=stream.held_out, note=note, stream=stream.rows)
+    of_rows.shards = stream.shards
+    return of_rows
 
 
 def _first_tables(
@@ -379,16 +371,19 @@ def _other_set(
     split: str,
     columns: Sequence[str],
     trained: Sequence[Trained] = (),
+    streams: Sequence[StreamedRows | None] = (),
 ) -> "tuple[Dataset, str]":
     """Open a set to evaluate on that a flag names, and say what the user should know of the choice of its split.
 
     Args:
         split: to take; empty: the validation or test split if there is one with the columns, else train.
         trained: what is trained on, as far as it is read as a whole.
+        streams: what is trained on of streams.
     """
     path = os.path.expanduser(path)
+    _refuse_files(flag, path, split, trained, streams)
     if is_streamed_set(path):
-        return evaluation_set(flag, path, split), ""
+        return evaluation_set(flag, path, split, skips=getattr(config, "bad", "stop") == "skip"), ""
     file = is_file_name(path)
     names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()
     configuration = "" if file or path.startswith("builtin:") else config.name
@@ -401,7 +396,30 @@ def _other_set(
     other.rows(split, of_split)  # for its error
     for source, rows in trained:
         _refuse_trained(config, needs, source, rows, other, split, flag, path)
+    _refuse_files(flag, path, split, trained, streams)
     return other[split], note
+
+
+def _refuse_files(
+    flag: str, path: str, split: str, trained: Sequence[Trained], streams: Sequence[StreamedRows | None]
+) -> None:
+    """Refuse to evaluate on files that are trained on, by whatever names, folders or patterns both are given.
+
+    What is read as a whole from the same files or the same folder is left to `_refuse_trained`, which knows its rows.
+    """
+    files = [stream.places_of_shards for stream in streams if stream is not None]
+    for source, rows in trained:
+        if os.path.isdir(folder := source.places[0].strip()):
+            splits = "+".join(name for name, _, _ in rows)
+            files += [places_read(folder, splits)] if os.path.realpath(path) != folder else []
+        elif os.path.isdir(path):
+            files += [frozenset(source.places)]
+    places = frozenset(place for place in frozenset().union(*files) if is_url(place) == is_url(path))
+    if places and (shared := sorted(places & places_read(path, split))):
+        raise UserError(
+            f"{flag} {path}: {shared[0]} would be both trained on and evaluated on; give other data, or leave the flag "
+            "out"
+        )
 
 
 def _refuse_trained(
@@ -486,6 +504,7 @@ def open_source(
         tables = read_files(flag, path, splits, cache_of(every), columns, txt)
     elif os.path.isdir(path):
         check_holds_data(flag, path, txt)
+        check_whole(flag, path)
         tables = read_folder(flag, path, name, txt, words)
     elif HUB_ID.fullmatch(path):
         tables = read(flag, path, lambda: builder_of(path, name))

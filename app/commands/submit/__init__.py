@@ -1,0 +1,1 @@
+"""python -m app submit: hand a run to a scheduler."""

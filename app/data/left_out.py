@@ -1,0 +1,50 @@
+"""What would be missing, or too much, where a folder of data is read by the names of its files."""
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+# Folders in which a program keeps which files of a table count; others are deleted rows, old versions, or unfinished.
+LOGS = {"_delta_log": "Delta Lake", ".hoodie": "Apache Hudi", "_spark_metadata": "Spark's streaming"}
+ICEBERG = re.compile(r"(.*/)?metadata/[^/]*\.metadata\.json")
+TABLES = {".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tar", ".arrow", ".feather", ".orc", ".avro"}
+PACKERS = {".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".snappy", ".br", ".7z"}
+WHOLE = {".tgz", ".tbz2", ".txz"}
+UNFINISHED = {".tmp", ".temp", ".part", ".partial", ".inprogress", ".incomplete", ".crdownload", ".filepart"}
+PAPERS = ("readme", "license", "licence", "changelog", "citation")
+# Files of JSON that tell of other files.
+TOLD = {"dataset_info", "dataset_infos", "dataset_dict", "config", "state", "index", "manifest", "metadata", "stats"}
+
+
+def log_among(names: Iterable[str]) -> tuple[str, str] | None:
+    """Return what says which files of a table count, and the program that it is of, if any of some paths is such.
+
+    Args:
+        names: of files, and perhaps of folders, below the folder of the data, with slashes.
+    """
+    for name in names:
+        for part in name.split("/"):
+            if part in LOGS:
+                return part, LOGS[part]
+        if ICEBERG.fullmatch(name):
+            return name, "Apache Iceberg"
+    return None
+
+
+def is_paper(name: str) -> bool:
+    """Tell whether a file is for people, such as a README."""
+    return PurePosixPath(name).name.lower().startswith(PAPERS)
+
+
+def looks_like_data(name: str, beside: str) -> bool:
+    """Tell whether a file may hold rows, also a compressed one, or one that is not finished.
+
+    Args:
+        beside: the format of the files next to it; a plain file of JSON next to parquet or tar tells of them.
+    """
+    path = PurePosixPath(name.lower())
+    if path.suffix == ".json":
+        return beside == "jsonl" and path.stem not in TOLD
+    while path.suffix in PACKERS | UNFINISHED:
+        path = path.with_suffix("")
+    return path.suffix in TABLES | WHOLE

@@ -1,0 +1,36 @@
+"""A shard on a web server, which lists nothing, is read by its address."""
+
+import pytest
+from support.stream_shards import ROWS, WRITERS, expected
+from support.web_server import serving
+
+from app.data.streams.opening import stream
+from app.data.streams.shards import find_shards
+from app.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("own_data_cache")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_shard_is_read_by_its_address(kind, tmp_path):
+    (tmp_path / "my data").mkdir()
+    WRITERS[kind](tmp_path / "my data" / f"part 0.{kind}", ROWS)
+    with serving(tmp_path) as (url, asked):
+        rows = stream(f"{url}/my%20data/part%200.{kind}")
+        assert rows.__getitems__(range(len(ROWS))) == expected(kind)
+        assert not [line for line in asked if line.endswith("/my%20data") or line.endswith("/")]
+
+
+def test_what_a_web_server_cannot_give_is_refused(tmp_path):
+    WRITERS["jsonl"](tmp_path / "a.jsonl", ROWS)
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    with serving(tmp_path) as (url, _):
+        for path, says in {
+            f"{url}/*.jsonl": "a web server does not list its files: name each of them",
+            url: "a web server does not list its files: name each of them",
+            f"{url}/a.csv": "a.csv cannot be streamed; what is streamed: parquet",
+            f"{url}/b.jsonl": "cannot be listed: the store refuses it",
+        }.items():
+            with pytest.raises(UserError) as told:
+                find_shards("--data.path", path)
+            assert str(told.value).startswith(f"--data.path {path}: ") and says in str(told.value)
