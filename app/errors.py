@@ -2,7 +2,9 @@
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Iterable
+from typing import Any
 
 # The package to install for each module that this project imports; other modules are the user's own.
 _OF_THE_SAME_NAME = """
@@ -13,6 +15,7 @@ _OF_THE_SAME_NAME = """
 MODULES = {name: name for name in _OF_THE_SAME_NAME.split()}
 MODULES |= {"PIL": "pillow", "docstring_parser": "docstring-parser", "sklearn": "scikit-learn", "yaml": "PyYAML"}
 _STAND_INS = {"tensorboardX": "tensorboard"}  # modules that accelerate tries in place of others
+_CUT_URL = re.compile(r"\b(s3|gs|az|hf|https?):/(?=[^/\s])")
 
 
 class UserError(Exception):
@@ -20,6 +23,14 @@ class UserError(Exception):
 
     A command-line program shows it once, without a traceback, and exits with status 2.
     """
+
+    def __init__(self, *words: Any):
+        super().__init__(*(whole_urls(word) if isinstance(word, str) else word for word in words))
+
+
+def whole_urls(text: str) -> str:
+    """Give URLs in a text back the slash that a `Path` takes from them; see app/storage/addresses.py."""
+    return _CUT_URL.sub(r"\1://", text)
 
 
 def printable(text: str, also: str = "") -> str:

@@ -17,7 +17,7 @@ from app.checkpoints.export import use_of
 from app.config import OptimConfig, RunConfig, check, chosen, points, put, to_dict, when_begun
 from app.config.needs import Needs
 from app.data.rows import Fetched, Incomplete, Ordered, Rows, Streamed
-from app.distributed import batch_norm, collectives, environment, regional_compilation, rendezvous
+from app.distributed import batch_norm, collectives, deepspeed, environment, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
 from app.distributed.preemption import StoppedInEvaluation
@@ -155,6 +155,9 @@ class Run:
         batch_sizes(settings)
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(accelerator.data_ranks)
         folder = RunFolder(self.dir, recipe_source.source_of(self._asked.config), self._asked.config)
+        folder.check_place()
+        if folder.is_remote:
+            deepspeed.refuse("--run.dir in a bucket", accelerator.distributed_type)
         taken.callback(lambda: folder.release(discard=self._loop is None))
         averaging = getattr(self._asked.config, "ema", None)
         unbegun = functools.partial(beginning.unbegun, self._asked, accelerator)
@@ -163,9 +166,10 @@ class Run:
             taken.callback(self.services.notice.close)
             self.services.notice.start()
         self._trial = None if self.purpose.trains else Trial(self._opened)
-        self._settle()
+        with folder.explained():
+            self._settle()
+            has = not self.dry_run and bool(self.services.checkpoint_store.steps())
         if not self.dry_run:
-            has = bool(self.services.checkpoint_store.steps())
             for note in collectives.from_main(lambda: folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
         seed_all(settings.seed)

@@ -1,6 +1,7 @@
 """Writing a checkpoint in a thread, while training goes on."""
 
 import threading
+import time
 from concurrent.futures import Future
 from functools import partial
 
@@ -11,6 +12,7 @@ from app.checkpoints.record import Record
 from app.checkpoints.store import CheckpointStore
 from app.distributed.state.attempt import SaveOutcome
 from app.distributed.state.sharded import Snapshot
+from app.rundir.progress import duration
 
 
 class BackgroundSave:
@@ -31,7 +33,7 @@ class BackgroundSave:
             group: the process group in which the ranks' threads talk.
             device: of this process.
         """
-        self.step, self.step_scores = record.step, record.metrics
+        self.step, self.step_scores, self._began = record.step, record.metrics, time.monotonic()
         self._store, self._record, self._snapshot = store, record, snapshot
         self._group, self._device = group, device
         self._outcome: Future[SaveOutcome] = Future()
@@ -51,6 +53,10 @@ class BackgroundSave:
     def over(self) -> bool:
         """Tell whether it has ended in a way that lets the run go on; does not wait."""
         return self._outcome.done() and not self._outcome.exception() and not self._outcome.result().lasting
+
+    def in_words(self) -> str:
+        """Say which checkpoint is being written, and for how long; empty once it has ended."""
+        return "" if self._outcome.done() else f"step {self.step}, after {duration(time.monotonic() - self._began)}"
 
     def join(self) -> None:
         """Wait until the thread has ended.

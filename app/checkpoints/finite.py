@@ -1,6 +1,6 @@
 """Numbers that are not finite: no checkpoint and no finished model has one that training made, in any tensor."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from accelerate.utils import DistributedType
@@ -31,7 +31,7 @@ def constants(models: list[nn.Module]) -> Kinds:
     return kinds_by_name
 
 
-def check_state(accelerator: Accelerator, step: int, allowed: Kinds, checkpoints: str) -> None:
+def check_state(accelerator: Accelerator, step: int, allowed: Kinds, checkpoints: Callable[[], str]) -> None:
     """Refuse to save a state in which a tensor is not finite on any rank. Every rank takes part, and waits once.
 
     Args:
@@ -51,12 +51,12 @@ def check_state(accelerator: Accelerator, step: int, allowed: Kinds, checkpoints
     name, kinds = first
     if name in trained:
         raise UserError(
-            f"the weights after step {step} are not finite ({_shown(name)}), and were not saved; {checkpoints}: repeat "
-            "the command with a lower --optim.lr (and --run.changed accept, where the run has a checkpoint)"
+            f"the weights after step {step} are not finite ({_shown(name)}), and were not saved; {checkpoints()}: "
+            "repeat the command with a lower --optim.lr (and --run.changed accept, where the run has a checkpoint)"
         )
     raise UserError(
         f"{_shown(name)} after step {step} has {' and '.join(kinds)} in it, and nothing of it was saved; "
-        f"{checkpoints}. Look at the samples since then and at what the model computes it from; --run.nonfinite skip "
+        f"{checkpoints()}. Look at the samples since then and at what the model computes it from; --run.nonfinite skip "
         "leaves steps out whose gradient is not finite, with all that they changed"
     )
 

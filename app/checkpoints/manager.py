@@ -89,6 +89,7 @@ class CheckpointManager:
                 or --run.stop-at names a step that the run does not have.
         """
         self._contents, self.constants = contents, finite.constants(self.accelerator.models)
+        self.store.clear_staged()
         newest = self.store.newest(self.logger.progress.warn)
         if newest is None:
             plan.check_stop(settings)
@@ -135,10 +136,26 @@ class CheckpointManager:
         improves = due.may_be_best(step) and collectives.from_main(
             lambda: self.store.improves(step, measured.step_scores, saving)
         )
-        if due.saves(step) or leaving or improves:
+        ends = leaving or step in (due.plan.steps, due.settings.stop_at)
+        if ends or improves or (due.saves(step) and not self._still_goes_up(step)):
             self.save(step, due.plan, measured)
         if due.may_be_best(step) and measured.step_scores:
             self._check_best(self.store.retention.metric.name, measured.scores)
+
+    def _still_goes_up(self, step: int) -> bool:
+        """Tell, and say, whether a step is not saved because an earlier one is still on its way to a store.
+
+        Every rank takes part. A disk is waited for, as it is not away for long.
+        """
+        if not self.store.is_remote:
+            return False
+        earlier = collectives.from_main(lambda: self._writing.in_words() if self._writing else "")
+        if earlier:
+            self.logger.progress.warn(
+                f"warning: step {step} is not saved: the checkpoint of {earlier}, is still going up to "
+                f"{self.store.folder}; the next save is tried when it is due"
+            )
+        return bool(earlier)
 
     def best(self) -> tuple[int, float] | None:
         """Find the best checkpoint, one that is being written too: its step and its value of --run.best."""
@@ -162,7 +179,7 @@ class CheckpointManager:
             self.wait()
             self._began = time.monotonic()
             self.buffers.find_changes()
-            finite.check_state(self.accelerator, step, self.constants, self.newest_in_words())
+            finite.check_state(self.accelerator, step, self.constants, self.newest_in_words)
             record = self._record(step, plan, measured)
             if self._in_background:
                 snapshot, group = sharded.snapshot(self.accelerator, self._stager), collectives.background()
@@ -213,6 +230,8 @@ class CheckpointManager:
         if not self._writing:
             return
         writing, self._writing = self._writing, None
+        if self.store.is_remote and (words := writing.in_words()):
+            self.logger.progress.say(f"waiting for the checkpoint of {words}, which is still going up")
         with self._watchdog.long_work():
             writing.join()
         try:
@@ -244,7 +263,7 @@ class CheckpointManager:
     def newest_in_words(self) -> str:
         """Say which checkpoint is the newest."""
         try:
-            steps = self.store.steps()
+            steps = self.store.known_steps()
         except OSError:
             steps = []
         return f"the newest checkpoint is {f'step {steps[-1]}' if steps else 'none'}"

@@ -97,10 +97,8 @@ class Record(JsonRecord):
 
 
 def write(draft: Path, record: Record) -> str:
-    """Write a checkpoint's record into its draft, wait until it is on disk, and return its name."""
-    files = storage.at(draft)
-    files.fill(RECORD, json.dumps(record.to_json()))
-    files.up(RECORD)
+    """Write a checkpoint's record into its draft, where it is yet to be kept, and return its name."""
+    storage.at(draft).fill(RECORD, json.dumps(record.to_json()))
     return RECORD
 
 

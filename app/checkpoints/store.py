@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from app import storage
 from app.checkpoints import record
+from app.checkpoints.patience import Patience, at_once
 from app.checkpoints.record import Record
 from app.checkpoints.retention import Retention
 from app.distributed import collectives
@@ -36,6 +37,8 @@ class CheckpointStore:
         best: str = "",
         check_owner: Callable[[], Any] = lambda: None,
         on_block: Callable[[], None] = lambda: None,
+        before_commit: Callable[[], Any] = lambda: None,
+        warn: Callable[[str], Any] = print,
     ):
         """Look after `folder`.
 
@@ -44,19 +47,33 @@ class CheckpointStore:
             check_owner: raises UserError where another run has taken the folder; called before anything is written or
                 deleted.
             on_block: called for every block of a file that is read.
+            before_commit: called on the main process before a checkpoint is made visible: the lines of its steps must
+                be kept first.
+            warn: tells the user that a store is away.
         """
         self.folder, self.rank, self.world_size = folder, rank, world_size
-        self._files = storage.at(folder)
+        self._files, self._warn = storage.at(folder), warn
+        self.is_remote = self._files.is_remote
         self.retention = Retention(keep, best)
-        self.check_owner, self._on_block = check_owner, on_block
+        self.check_owner, self._on_block, self._before_commit = check_owner, on_block, before_commit
         # The checkpoints that this run passed over when it resumed: damaged, or not readable at that time.
         self._damaged: set[int] = set()
         self._unread: set[int] = set()
+        self._best_seen: float | None = None  # in a store, which is not asked again at each score
 
     def steps(self) -> list[int]:
         """List the steps that have a committed checkpoint, oldest first."""
         matches = map(_NAME.fullmatch, self._files.published(manifest.MANIFEST))
         return sorted(int(match[1]) for match in matches if match)
+
+    def known_steps(self) -> list[int]:
+        """List them as `steps` does; none while a store is away."""
+        try:
+            return self.steps()
+        except OSError:
+            if not self.is_remote:
+                raise
+            return []
 
     def path(self, step: int) -> Path:
         """Return the folder of a step's checkpoint, whether it is there or not."""
@@ -78,11 +95,15 @@ class CheckpointStore:
         value, unsaved = self.retention.value(metrics), self.retention.value(saving)
         if value is None or (unsaved is not None and value <= unsaved):
             return False
-        return value > self.retention.best_of(self.path(other) for other in self.steps() if other < step)
+        before = self._best_seen
+        if before is None:
+            before = self.retention.best_of(self.path(other) for other in self.steps() if other < step)
+            self._best_seen = before if self.is_remote else None
+        return value > before
 
     def best(self, unsaved: dict[int, dict[str, float]]) -> tuple[int, float] | None:
         """Find the checkpoint that is kept as the best one; see `Retention.best_step`."""
-        return self.retention.best_step({step: self.path(step) for step in self.steps()}, unsaved)
+        return self.retention.best_step({step: self.path(step) for step in self.known_steps()}, unsaved)
 
     def save(
         self,
@@ -105,9 +126,38 @@ class CheckpointStore:
         except UserError as lost:
             return SaveOutcome([str(lost)], lasting=True)
         if there:
+            self._note_best(about)
             return SaveOutcome([problem] if problem else [])
-        attempt = Attempt(self.rank, group, self.check_owner, self._on_block)
-        return attempt.make(lambda: self._start(step), write, lambda draft, sums: self._finish(draft, about, sums))
+        patiently = self._patience(step)
+        attempt = Attempt(self.rank, group, self.check_owner, self._on_block, patiently)
+        outcome = attempt.make(
+            lambda: patiently(lambda: self._start(step)),
+            write,
+            lambda draft, sums: self._finish(draft, about, sums, patiently),
+        )
+        if not outcome.problems:
+            self._note_best(about)
+        return outcome
+
+    def _patience(self, step: int) -> Callable[[Callable[[], Any]], Any]:
+        """Return what tries parts of a save again while a store is away; a disk is tried once."""
+        if not self.is_remote:
+            return at_once
+
+        def tell(error: OSError) -> None:
+            why = error.strerror or str(error)
+            self._warn(f"warning: {self.folder}: {why}. The checkpoint of step {step} goes up once the store is back")
+
+        return Patience(tell, self._on_block)
+
+    def _note_best(self, saved: Record) -> None:
+        value = self.retention.value(saved.metrics)
+        if self._best_seen is not None and value is not None:
+            self._best_seen = max(self._best_seen, value)
+
+    def clear_staged(self) -> None:
+        """Delete what launches that were killed have left on this machine on its way to a store."""
+        self._files.unstage()
 
     def newest(self, warn: Callable[[str], Any]) -> tuple[Path, Record] | None:
         """Find the newest checkpoint that verifies, as its state's folder and its record. Every rank takes part.
@@ -200,16 +250,21 @@ class CheckpointStore:
                 self._files.delete(leftover.name)
         return self.folder / self._files.draft(_name(step))
 
-    def _finish(self, draft: Path, about: Record, sums: dict[str, FileSum]) -> None:
+    def _finish(
+        self, draft: Path, about: Record, sums: dict[str, FileSum], patiently: Callable[[Callable[[], Any]], Any]
+    ) -> None:
         """Commit a draft and delete what is no longer wanted."""
-        self._commit(draft, about, sums)
-        self._prune(about.step)
+        patiently(lambda: self._commit(draft, about, sums))
+        # What a store that is away keeps is deleted after the next save.
+        with contextlib.suppress(*([OSError] if self.is_remote else [])):
+            self._prune(about.step)
 
     def _commit(self, draft: Path, about: Record, sums: dict[str, FileSum]) -> None:
         step = about.step
         manifest.check_shared(draft, sums, "--run.dir")
         written = record.write(draft, about)
-        manifest.write(draft, {**sums, **manifest.entries(draft, [written])})
+        manifest.write(draft, {**sums, **manifest.keep(draft, [written])})
+        self._before_commit()
         self.check_owner()
         if self._files.exists(_name(step)):  # damaged, or it would not be written again
             self._remove(step)
@@ -229,7 +284,7 @@ class CheckpointStore:
 
     def make_room(self) -> None:
         """Delete all checkpoints but the newest and the best. The main process calls it."""
-        steps = self.steps()
+        steps = self.known_steps()
         wanted = Retention(1, self.retention.best).wanted({step: self.path(step) for step in steps})
         for step in sorted(set(steps) - wanted - self._unread):
             self.check_owner()

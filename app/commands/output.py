@@ -7,6 +7,7 @@ from typing import Any
 
 from app.config import finite
 from app.errors import UserError, printable
+from app.storage.addresses import address
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> str:
@@ -28,6 +29,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[in
     return "\n".join([line(texts[0]), "  ".join("-" * width for width in widths), *map(line, texts[1:])])
 
 
+def check_local(flag: str, place: str | Path) -> None:
+    """Refuse a URL where a command writes to a disk.
+
+    Raises:
+        UserError: it is one.
+    """
+    if url := address(place):
+        raise UserError(f"{flag} {url}: this is written to a disk: give a file or a folder of this machine")
+
+
 def write_json(path: str, content: dict[str, Any]) -> None:
     """Write the file that --json names; without a name, do nothing.
 
@@ -36,6 +47,7 @@ def write_json(path: str, content: dict[str, Any]) -> None:
     """
     if not path:
         return
+    check_local("--json", path)
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(finite(content), indent=1) + "\n", encoding="utf-8")

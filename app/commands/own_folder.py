@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.commands.output import check_local
 from app.errors import UserError, printable
 from app.rundir.foreign import read_bytes
 
@@ -41,6 +42,7 @@ class Kind:
         Raises:
             UserError: it holds something that the command did not write, or cannot be written.
         """
+        check_local(self.flag, folder)
         try:
             if folder.exists() and (names := sorted(path.name for path in folder.iterdir())):
                 foreign = [name for name in names if name != self.mark and not re.fullmatch(self.names, name)]

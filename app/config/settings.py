@@ -53,7 +53,8 @@ class RunConfig:
     """Settings of every run: folder, length, batch, and when it logs, evaluates and saves."""
 
     dir: str = setting("", on_resume=OnResume.ACCEPT)
-    """Folder of the run. Default: runs/ and the name of the recipe. The same command again resumes the run in it."""
+    """Folder of the run, on a disk or in a bucket (s3://, gs:// or az://). Default: runs/ and the name of the recipe.
+    The same command again resumes the run in it."""
     seed: int = setting(0, at_least=0)
     """Seed of the initial weights, the order of samples, dropout and augmentation."""
     epochs: float = setting(1.0, on_resume=OnResume.LENGTH)

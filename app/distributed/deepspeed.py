@@ -11,6 +11,7 @@ from app.errors import UserError
 _LACKS = {
     "--ema": "DeepSpeed's engine keeps the weights to itself: take an fsdp profile instead",
     "--run.audit": "DeepSpeed's engine keeps the weights to itself; use an fsdp or ddp profile",
+    "--run.dir in a bucket": "DeepSpeed's engine reads its checkpoints from a disk; use an fsdp or ddp profile",
     "--run.inspect-every": "DeepSpeed's engine keeps gradients to itself; use an fsdp or ddp profile",
     "--data.bad skip": "no sample of a step can be read, and DeepSpeed's engine updates in its backward pass, so the "
     "step cannot be left out; use an fsdp or ddp profile, or put good copies of the shards in their place",

@@ -186,9 +186,14 @@ def note_in_time(note: Callable[[str], None], reason: str, seconds: float = 10.0
 
 
 def _bytes_in(folders: Sequence[Path]) -> int:
-    """Sum the sizes of all files in folders, while some may be created or deleted."""
-    entries = (entry for folder in folders for entry in storage.at(folder).walk(tolerant=True))
-    return sum(entry.size for entry in entries if entry.kind is storage.Kind.FILE)
+    """Sum the sizes of all files in folders, while some may be created or deleted; of a store, what is on its way."""
+    return sum(_bytes_of(storage.at(folder)) for folder in folders)
+
+
+def _bytes_of(files: storage.Storage) -> int:
+    if files.is_remote:  # which is not asked, as it may be away
+        return files.staged()
+    return sum(entry.size for entry in files.walk(tolerant=True) if entry.kind is storage.Kind.FILE)
 
 
 def _stacks() -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from app import storage
 from app.errors import UserError, printable
 from app.launching import shipped
 
@@ -38,13 +39,13 @@ def remember(source: str, folder: str) -> None:
 
 def recipe_of(run: Path, folder: str, allowed: bool) -> Code:
     """Return the recipe that a run's folder has kept; arguments and errors are those of `checked`."""
-    copy = run / "recipe.py"
-    if not copy.is_file():
+    files = storage.at(run)
+    if not files.is_file("recipe.py"):
         raise UserError(
-            f"{copy} is missing, and it builds the model. A run from a notebook has no recipe: its finished model is "
-            "in model/; to use other checkpoints, put the recipe into a file"
+            f"{run / 'recipe.py'} is missing, and it builds the model. A run from a notebook has no recipe: its "
+            "finished model is in model/; to use other checkpoints, put the recipe into a file"
         )
-    return checked(copy, folder, allowed)
+    return checked(files.down("recipe.py"), folder, allowed)
 
 
 def checked(copy: Path, folder: str, allowed: bool) -> Code:

@@ -71,7 +71,7 @@ def check(folder: Path, has_checkpoint: bool) -> None:
     files = storage.at(folder)
     if not files.is_folder():
         return
-    for name in (*FILES, *FOLDERS, *_inside_checkpoints(files)):
+    for name in () if files.is_remote else (*FILES, *FOLDERS, *_inside_checkpoints(files)):  # a store has no links
         if files.is_link(name):
             raise UserError(
                 f"--run.dir {folder}: {printable(name)} is a link, and a run follows no link "

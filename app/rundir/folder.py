@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from app.rundir import contents, recipe_source
 from app.rundir.foreign import bounded, read_bytes
 from app.rundir.lock import FolderLock
 from app.rundir.run_record import RUN, RunRecord
+from app.storage.addresses import BUCKETS, address
 from app.storage.records import NewerFormat
 
 
@@ -54,6 +56,7 @@ class RunFolder:
             config: the recipe's config, whose fields say which of them may change.
         """
         self.path, self.source, self._files = path, source, storage.at(path)
+        self.is_remote = self._files.is_remote
         self._on_resume = on_resume(config)
         self._defaults = defaults(config)  # what a run had before a setting existed
         self.record: RunRecord | None = None
@@ -65,6 +68,7 @@ class RunFolder:
         self._unread = False  # there is a run, and its settings cannot be read
         self._lock = FolderLock(path)
         self._made: list[str] = []  # what this run made, and removes again if it never begins
+        self._known: set[str] = set()  # files that are there, for sure
 
     def claim(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
         """Take the folder for this run.
@@ -80,6 +84,7 @@ class RunFolder:
             there = self._files.exists()
             self._files.make()
             self._made = [] if there else [_ITSELF]
+            self._files.probe()
             self._take()
             contents.sweep(self.path)
             notes = self._check(config, settings, has_checkpoint)
@@ -91,6 +96,30 @@ class RunFolder:
             raise
         self.config, self._settings = config, settings
         return notes
+
+    def check_place(self) -> None:
+        """Refuse a URL of what is only read.
+
+        Raises:
+            UserError: it is one.
+        """
+        if (url := address(self.path)) and url.scheme not in BUCKETS:
+            raise UserError(
+                f"--run.dir {url}: a run is written there, and {url.scheme}: is only read: give a folder of a disk, or "
+                "of a bucket, as s3://BUCKET/FOLDER, gs://... or az://..."
+            )
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say in one line why the folder cannot be read in this block.
+
+        Raises:
+            UserError: it cannot.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"--run.dir {self.path} cannot be read: {error.strerror or error}") from None
 
     def cannot_write(self, error: OSError) -> UserError:
         """Say that the folder cannot be written, and why."""
@@ -246,9 +275,9 @@ class RunFolder:
         self.record = record
         self._write(RUN, json.dumps(finite(record.to_json()), indent=1))
 
-    def check(self) -> None:
+    def check(self, anew: bool = True) -> None:
         """Refuse to go on where another run has taken the folder; see `FolderLock.check`."""
-        self._lock.check()
+        self._lock.check(anew)
 
     def _read(self, name: str, parse: Callable[[str], Any]) -> dict | None:
         """Read a file of fields; None where it is damaged or missing."""
@@ -259,8 +288,9 @@ class RunFolder:
         return fields if isinstance(fields, dict) else None
 
     def _write(self, name: str, text: str) -> None:
-        if not self._files.exists(name):
+        if name not in self._known and not self._files.exists(name):
             self._made.append(name)
+        self._known.add(name)  # a store is not asked again each time
         self._files.write(name, text)
 
     def release(self, discard: bool = False) -> None:

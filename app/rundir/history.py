@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from app import storage
 from app.config import BestMetric
 from app.config.score_names import ScoreName, seems_lower
-from app.errors import UserError, printable
+from app.errors import UserError, printable, whole_urls
 from app.rundir import contents, lock, metrics_file, run_record
 from app.rundir.foreign import fields_of, number, section, text, whole
 from app.rundir.run_record import RUN, Launch, RunRecord
@@ -57,7 +57,7 @@ class History:
     @property
     def place(self) -> str:
         """Return the run's folder, printable."""
-        return printable(str(self.folder))
+        return printable(whole_urls(str(self.folder)))
 
     def section(self, name: str) -> dict[str, Any]:
         """Return the settings of one section, such as `run`; none where there is no such section."""
@@ -175,12 +175,27 @@ def _is_count(name: str) -> bool:
     return score is not None and score.is_count
 
 
+def check_reachable(place: Path) -> None:
+    """Refuse a place in a store that cannot be asked; what is not there is no such place.
+
+    Raises:
+        UserError: it is one, and why.
+    """
+    files = storage.at(place)
+    try:
+        if files.is_remote:
+            files.exists(RUN)
+    except OSError as error:
+        raise UserError(f"{place} cannot be read: {error.strerror or error}") from None
+
+
 def read(folder: Path) -> History:
     """Read a run's folder. Damaged and unfinished lines are left out.
 
     Raises:
-        UserError: it holds no run, or its run.json is damaged.
+        UserError: it holds no run, or its run.json is damaged, or its store cannot be asked.
     """
+    check_reachable(folder)
     held = lock.in_use(folder)  # looked at before the status, which a run writes before it releases the lock
     record = run_record.read(folder)
     lines = map(_line_of, _lines(folder / "metrics.jsonl"))
@@ -241,10 +256,11 @@ def find(folders: Iterable[Path], depth: int = 3) -> Listing:
     """Read all runs in folders and in their subfolders down to `depth`.
 
     Raises:
-        UserError: one of the folders does not exist.
+        UserError: one of the folders does not exist, or its store cannot be asked.
     """
     places: dict[Path, Path] = {}
     for folder in folders:
+        check_reachable(folder)
         files = storage.at(folder)
         if not files.is_folder():
             raise UserError(

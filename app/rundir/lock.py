@@ -129,10 +129,12 @@ class FolderLock:
         except FileNotFoundError:  # somebody has deleted it, and nobody has taken the folder since
             return True
 
-    def check(self) -> None:
+    def check(self, anew: bool = True) -> None:
         """Refuse to go on where another run has taken the folder, because this one stood still for so long.
 
-        Reads the lock anew: this process may just have woken up.
+        Args:
+            anew: read the lock first: this process may just have woken up. Otherwise, what the thread that renews it
+                has seen counts: no store is asked.
 
         Raises:
             UserError: by whom it was taken.
@@ -140,7 +142,7 @@ class FolderLock:
         """
         if not self._taken:  # not the main process, or not any more
             return
-        if self._lost.is_set() or not self._is_ours():
+        if self._lost.is_set() or (anew and not self._is_ours()):
             self._lost.set()
             raise UserError(
                 f"{self.folder} was taken over by {self._holder()}, as this run showed no sign of life for "

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from app.config import RunConfig
 from app.rundir import images, metrics_file
 from app.rundir.folder import RunFolder
+from app.rundir.logs import Logs
 from app.rundir.metrics_file import MetricsFile
 from app.rundir.progress import Progress, duration
 from app.rundir.run_record import RUN, RunRecord
@@ -49,6 +50,8 @@ class RunLogger:
         self.folder, self.speaks = folder, speaks
         self.progress = Progress(speaks, quiet)
         self.file: MetricsFile | None = None
+        self.logs = Logs()
+        """The growing files of the run, which its other parts may add to."""
         self.trackers: Trackers | None = None
         self._pending: list[_Pending] = []
         self.pending_images: images.Images = {}
@@ -77,7 +80,7 @@ class RunLogger:
         names = folder.trackers if done else {}
         try:
             folder.begin(record.after(folder.record))
-            self.file = MetricsFile(folder.path / "metrics.jsonl", done, self.progress.warn, scores_too)
+            self.file = MetricsFile(folder.path / "metrics.jsonl", done, self.progress.warn, scores_too, self.logs)
             self.trackers = Trackers(settings.trackers, folder.path, names, self.progress.warn)
             self.trackers.start({**config, "commit": record.commit}, done)  # which adds its names for a new run
             folder.trackers = names
@@ -147,13 +150,24 @@ class RunLogger:
             words = [f"step {done}", *(f"{name} {_short(value)}" for name, value in values.items())]
             self.progress.say("  ".join(words))
         if self.pending_images and self.speaks:
-            try:
-                images.write(self.folder.path / "images", done, self.pending_images)
-            except OSError as error:
-                self.progress.warn(f"warning: the pictures of step {done} are not written: {error.strerror}")
+            self._write_images(done, self.pending_images)
             if self.trackers is not None:
                 self.trackers.log_images(done, self.pending_images)
         self._pending, self.pending_images = [], {}
+
+    def _write_images(self, done: int, pictures: images.Images) -> None:
+        def left_out(why: str) -> None:
+            self.progress.warn(f"warning: the pictures of step {done} are not written: {why}")
+
+        def write() -> None:
+            images.write(self.folder.path / "images", done, pictures)
+
+        if self.folder.is_remote:
+            return self.logs.send(write, left_out)
+        try:
+            write()
+        except OSError as error:
+            left_out(error.strerror or str(error))
 
     @contextmanager
     def pictures_renamed(self, rename: Callable[[images.Images], images.Images]) -> Iterator[None]:
@@ -172,7 +186,7 @@ class RunLogger:
     def _write(self, done: int, values: dict[str, Any]) -> None:
         if self.file is not None and self.trackers is not None:  # on the main process
             with suppress(OSError):  # the disk is away for a while
-                self.folder.check()
+                self.folder.check(anew=not self.folder.is_remote)
             self.file.write(done, values)
             self.trackers.log(done, values)
 
@@ -188,7 +202,11 @@ class RunLogger:
 
     def column(self, name: str) -> list[float]:
         """Return the numbers of this name that the run has written from its beginning on; none on other ranks."""
-        return metrics_file.column(self.file.path, name) if self.file is not None else []
+        if self.file is None:
+            return []
+        with suppress(OSError):
+            self.logs.flush()
+        return metrics_file.column(self.file.path, name)
 
     def summary(
         self,
@@ -242,10 +260,11 @@ class RunLogger:
         self.progress.say(f"stopped {place} step {done} of {self._started().plan.steps}; {again} {then} {where}")
 
     def close(self) -> None:
-        """Close the bar and the trackers."""
+        """Close the bar, the trackers and the growing files."""
         self.progress.close()
         if self.trackers is not None:
             self.trackers.finish()
+        self.logs.close()
 
 
 def with_meaning(number: str, meaning: str | None) -> str:

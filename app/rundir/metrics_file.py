@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from app import storage
 from app.config import finite
+from app.rundir.logs import Logs
 
 DIAGNOSTICS = "diagnostics.jsonl"
 IDS = "ids"
@@ -89,11 +90,19 @@ class Follower:
 class MetricsFile:
     """Write such a file, each line at once."""
 
-    def __init__(self, path: Path, resumed_from: int, warn: Callable[[str], Any] = print, scores_too: bool = False):
+    def __init__(
+        self,
+        path: Path,
+        resumed_from: int,
+        warn: Callable[[str], Any] = print,
+        scores_too: bool = False,
+        logs: Logs | None = None,
+    ):
         """Open `path`, dropping damaged lines and those of steps after `resumed_from`.
 
         Args:
             scores_too: drop the scores of that step as well, because it will be evaluated again.
+            logs: of the run, which flushes and closes the file with its others.
         """
         lines, damaged = read_lines(path)
         if damaged:
@@ -105,7 +114,7 @@ class MetricsFile:
 
         content = "".join(f"{line.text}\n" for line in lines if stays(line.fields))
         self.path, self.warn = path, warn
-        self.log, self.waiting = storage.at(path.parent).log(path.name, content.encode()), b""
+        self.log, self.waiting = (logs or Logs()).begin(path, content.encode(), warn), b""
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Append one line. Where that fails, say so once, and keep it until the next one can be written."""

@@ -9,6 +9,7 @@ import time
 from tqdm import tqdm
 
 from app.distributed import environment
+from app.errors import whole_urls
 from app.rundir.cell import CellView
 
 # Speeds that are shown: the name and the format of each.
@@ -38,13 +39,13 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""
         if self.speaks:
-            tqdm.write(text, file=sys.stdout)
+            tqdm.write(whole_urls(text), file=sys.stdout)
             sys.stdout.flush()
 
     def warn(self, text: str) -> None:
         """Print a line to standard error."""
         if self.warns:
-            tqdm.write(text, file=sys.stderr)
+            tqdm.write(whole_urls(text), file=sys.stderr)
 
     def start(self, step: int, steps: int) -> None:
         """Begin at `step` of `steps`."""

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from app import storage
 from app.config import flatten
 from app.errors import UserError, did_you_mean, mendable
 from app.rundir.images import Images
@@ -62,7 +63,8 @@ class Trackers:
             options = _wandb_options(self.folder, self.ids)
         if name == "tensorboard":
             options = {"purge_step": resumed_from + 1}
-        where = (str(self.folder / name),) if kind.requires_logging_directory else ()
+        # What they write on the way to a store is staged on this machine, and goes up when they are closed.
+        where = (str(storage.at(self.folder).local(name)),) if kind.requires_logging_directory else ()
         tracker = kind("" if name == "tensorboard" else project, *where, **options)
         tracker.start()
         if not resumed_from:
@@ -96,7 +98,7 @@ class Trackers:
                 import wandb
 
                 artifact = wandb.Artifact(f"{self.folder.name}-model", "model")
-                artifact.add_dir(str(model))
+                artifact.add_dir(str(storage.at(model).down()))
                 tracker.tracker.log_artifact(artifact)
 
         self._each(send)
@@ -114,9 +116,17 @@ class Trackers:
         for name, tracker in self.trackers.items():
             try:
                 tracker.finish()
+                self._keep(name)
             except Exception as error:
                 self.warn(f"warning: tracker {name} did not close: {type(error).__name__}: {error}")
         self.trackers = {}
+
+    def _keep(self, name: str) -> None:
+        """Have a tracker's files kept that are staged on the way to a store."""
+        files = storage.at(self.folder)
+        if files.is_remote:
+            for entry in files.files(name):
+                files.up(entry.name)
 
 
 def _wandb_options(folder: Path, ids: dict[str, str]) -> dict[str, Any]:
@@ -124,7 +134,9 @@ def _wandb_options(folder: Path, ids: dict[str, str]) -> dict[str, Any]:
     import wandb
 
     ids.setdefault("wandb", secrets.token_hex(4))
-    options: dict[str, Any] = {"id": ids["wandb"], "name": folder.name, "dir": str(folder)}
+    place = storage.at(folder).local()
+    storage.at(place).make()
+    options: dict[str, Any] = {"id": ids["wandb"], "name": folder.name, "dir": str(place)}
     if "WANDB_MODE" not in os.environ:
         options["mode"] = "online" if _logged_in() else "offline"
     if options.get("mode", os.environ.get("WANDB_MODE")) == "online":

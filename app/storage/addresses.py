@@ -16,6 +16,8 @@ from urllib.parse import unquote
 
 from app.errors import UserError
 
+BUCKETS = ("s3", "gs", "az")
+"""The schemes of what is written too."""
 _URL = re.compile(r"(s3|gs|az|hf|https?):/{1,2}([^/]*)(.*)", re.DOTALL)
 
 

@@ -18,7 +18,7 @@ import posixpath
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -45,6 +45,8 @@ def scratch() -> Path:
 
 class BucketStorage(Storage):
     """A prefix of a bucket's keys, or of a web server's paths. Folders are there as long as something is in them."""
+
+    is_remote = True
 
     def __init__(self, address: Address, local: Path | None = None, patience: Patience = PATIENCE):
         """Look after an address. `local`: the folder for files on their way; the user's if None."""
@@ -289,11 +291,11 @@ class BucketStorage(Storage):
     def drafted(self, name: str) -> Iterator[Path]:
         """See `Storage.drafted`; the files of a folder take their names one after another."""
         self._objects.check_writable()
-        if self.is_folder(name):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), self._url(name))
         draft = self.local(str(drafts.draft_of(Path(name))))
         try:
             yield draft
+            if self.is_folder(name):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), self._url(name))
             if draft.is_dir():
                 self._upload_folder(draft, name)
             else:
@@ -308,6 +310,7 @@ class BucketStorage(Storage):
         try:
             for each in names:
                 self._objects.upload(self._key(f"{name}/{each}"), draft / each)
+                (draft / each).unlink()  # makes room, by which the watchdog sees that something moves
         except BaseException:
             self.delete(name)
             raise
@@ -337,15 +340,22 @@ class BucketStorage(Storage):
     def open_to_readers(self, draft: str) -> None:
         """Do nothing: who may read an object is said by its bucket."""
 
-    def up(self, name: str = "") -> None:
+    def up(self, name: str = "", on_block: Callable[[], None] = lambda: None) -> None:
         """See `Storage.up`. The local file is deleted once it is up, and so makes room."""
         staged = self._staged_entry(name)
         if staged is not None and staged.kind is Kind.FILE:
             path = self._below("staged", name)
-            self._objects.upload(self._key(name), path)
+            self._objects.upload(self._key(name), path, on_block)
             path.unlink(missing_ok=True)
         elif staged is None and not self.exists(name):
             raise self._missing(name)
+
+    def unstage(self, name: str = "") -> None:
+        self._key(name)
+        drafts.delete(self._below("staged", name))
+
+    def staged(self) -> int:
+        return sum(entry.size for entry in self._staged_files(""))
 
     def publish(self, draft: str, name: str, seal: str) -> None:
         """See `Storage.publish`.
@@ -414,13 +424,9 @@ class BucketStorage(Storage):
     # Of buckets alone
 
     def probe(self) -> None:
-        """Make sure that the store keeps conditions on writes, on which leases and versions stand.
+        """See `Storage.probe`: leases and versions stand on the conditions of writes, which some stores ignore.
 
-        Some stores ignore them, and answer that all is well.
-
-        Raises:
-            UserError: it does not keep them.
-            OSError: it cannot be asked.
+        Those answer that all is well.
         """
         key = self._key(f".samestep-probe-{secrets.token_hex(8)}")
         try:

@@ -15,7 +15,7 @@ Names are relative, with slashes; the empty name is the folder itself. Libraries
 
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -119,6 +119,9 @@ class Lease(ABC):
 
 class Storage(ABC):
     """A folder, and all that is in it."""
+
+    is_remote = False
+    """Whether a network is between this machine and the files: it may be away, and what goes up may arrive damaged."""
 
     def __init__(self, place: Path):
         """Look after `place`, which messages name."""
@@ -333,8 +336,29 @@ class Storage(ABC):
         """Give the files of a draft the permissions of any new file, whatever a library gave them."""
 
     @abstractmethod
-    def up(self, name: str = "") -> None:
-        """Stream a file of a draft up: wait until it is kept; of a folder, its list of names."""
+    def up(self, name: str = "", on_block: Callable[[], None] = lambda: None) -> None:
+        """Stream a file of a draft up: wait until it is kept; of a folder, its list of names.
+
+        Args:
+            on_block: called as it goes on.
+        """
+
+    @abstractmethod
+    def unstage(self, name: str = "") -> None:
+        """Delete what this machine has of files on their way to the storage; a disk has none."""
+
+    @abstractmethod
+    def staged(self) -> int:
+        """Return the bytes of files that are on their way to the storage, on this machine."""
+
+    @abstractmethod
+    def probe(self) -> None:
+        """Make sure that the storage keeps its promises about conditions; a disk is tested by `doctor`.
+
+        Raises:
+            UserError: it does not keep them.
+            OSError: it cannot be asked.
+        """
 
     @abstractmethod
     def publish(self, draft: str, name: str, seal: str) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -194,8 +194,17 @@ class LocalStorage(Storage):
         for entry in self.files(draft):
             self._path(entry.name).chmod(rights)
 
-    def up(self, name: str = "") -> None:
+    def up(self, name: str = "", on_block: Callable[[], None] = lambda: None) -> None:
         drafts.flush(self._path(name))
+
+    def unstage(self, name: str = "") -> None:
+        """Do nothing: files are written where they stay."""
+
+    def staged(self) -> int:
+        return 0
+
+    def probe(self) -> None:
+        """Do nothing: `doctor` tests disks."""
 
     def publish(self, draft: str, name: str, seal: str) -> None:
         drafts.publish(self._path(draft), self._path(name))

@@ -7,6 +7,7 @@ nobody knows whether they were done: each object says in its metadata which writ
 
 import contextlib
 import errno
+import io
 import os
 import re
 import secrets
@@ -83,6 +84,8 @@ class _Runtime:
 
     def __init__(self) -> None:
         self._process: int | None = None
+        self.stores: dict[Any, Any] = {}
+        """What this process has connected to, by bucket, patience and what the environment says: connections last."""
         self._told: set[str] = set()
 
     def tell(self, place: str, seconds: float) -> None:
@@ -235,14 +238,18 @@ class Objects:
         assert problem is not None
         raise problem
 
-    def upload(self, key: str, file: Path) -> None:
-        """Write an object from a file, in parts if it is large; readers see all of it or nothing."""
+    def upload(self, key: str, file: Path, on_block: Callable[[], None] = lambda: None) -> None:
+        """Write an object from a file, in parts if it is large; readers see all of it or nothing.
+
+        Args:
+            on_block: called for every block that is read of the file, in some thread.
+        """
         self.check_writable()
         piece = max(PIECE, -(-file.stat().st_size // _PARTS))
 
         def upload() -> None:
-            with self._errors(key) as obstore:
-                obstore.put(self._connected(), key, file, chunk_size=piece, max_concurrency=4)
+            with self._errors(key) as obstore, _Noticed(file, on_block) as content:
+                obstore.put(self._connected(), key, content, chunk_size=piece, max_concurrency=4)
 
         self._again(upload)
 
@@ -331,31 +338,38 @@ class Objects:
     def _connected(self) -> Any:
         obstore = _runtime.start()
         if self._store is None:
-            patience, more = self._patience, {}
-            endpoint = self._endpoint()
-            if self._root.scheme == "s3":
-                more["copy_if_not_exists"] = "multipart"  # a copy on a condition, which S3 has only in this form
-            self._store = obstore.store.from_url(
-                self._root.root,
-                client_options={
-                    "allow_http": self._root.scheme == "http" or endpoint.startswith("http://"),
-                    "connect_timeout": timedelta(seconds=min(10.0, patience.silence)),
-                    "read_timeout": timedelta(seconds=patience.silence),
-                    "timeout": timedelta(seconds=20 * patience.silence),
-                },
-                retry_config={
-                    "max_retries": patience.retries,
-                    "retry_timeout": timedelta(seconds=patience.seconds),
-                    "backoff": {
-                        "init_backoff": timedelta(seconds=patience.first_wait),
-                        "max_backoff": timedelta(seconds=patience.longest_wait),
-                        # A wait is drawn between the first one and this times the one before: by 2 they hardly grow.
-                        "base": 3,
-                    },
-                },
-                **more,
-            )
+            said = frozenset(each for each in os.environ.items() if each[0].startswith(_SAYING))
+            key = self._root.root, self._patience, said
+            if key not in _runtime.stores:
+                _runtime.stores[key] = self._connect(obstore)
+            self._store = _runtime.stores[key]
         return self._store
+
+    def _connect(self, obstore: ModuleType) -> Any:
+        patience, more = self._patience, {}
+        endpoint = self._endpoint()
+        if self._root.scheme == "s3":
+            more["copy_if_not_exists"] = "multipart"  # a copy on a condition, which S3 has only in this form
+        return obstore.store.from_url(
+            self._root.root,
+            client_options={
+                "allow_http": self._root.scheme == "http" or endpoint.startswith("http://"),
+                "connect_timeout": timedelta(seconds=min(10.0, patience.silence)),
+                "read_timeout": timedelta(seconds=patience.silence),
+                "timeout": timedelta(seconds=20 * patience.silence),
+            },
+            retry_config={
+                "max_retries": patience.retries,
+                "retry_timeout": timedelta(seconds=patience.seconds),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=patience.first_wait),
+                    "max_backoff": timedelta(seconds=patience.longest_wait),
+                    # A wait is drawn between the first one and this times the one before: by 2 they hardly grow.
+                    "base": 3,
+                },
+            },
+            **more,
+        )
 
     def _endpoint(self) -> str:
         """Return the address of the store that the environment gives; empty for the provider's own."""
@@ -435,6 +449,19 @@ class Objects:
             raise _translated(str(error), url) from None
 
 
+class _Noticed(io.FileIO):
+    """A file that tells when it is read."""
+
+    def __init__(self, file: Path, on_block: Callable[[], None]):
+        super().__init__(file, "rb")
+        self._on_block = on_block
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._on_block()
+        return super().read(size) or b""
+
+
+_SAYING = ("AWS_", "GOOGLE_", "AZURE_", "HTTP", "NO_PROXY", "http", "no_proxy")  # how names begin that obstore reads
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),

@@ -27,7 +27,7 @@ class Options:
     """A profile to compare with this machine: a file, or a name such as ddp_cpu. FILE:4 means 4 processes, whatever the
     file says."""
     dir: str = "runs"
-    """Folder for runs; its disk is tested."""
+    """Folder for runs, perhaps in a bucket; its disk or store is tested."""
     json: str = ""
     """Also write the findings to this file."""
 
@@ -38,8 +38,9 @@ def main(options: Options) -> int:
     Raises:
         UserError: there is no such profile.
     """
-    from app.commands.doctor import allreduce, disk, machine
+    from app.commands.doctor import allreduce, disk, machine, store
     from app.launching import profiles
+    from app.storage.addresses import address
 
     profile = profiles.read(options.profile) if options.profile else None
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
@@ -49,7 +50,7 @@ def main(options: Options) -> int:
         "port": machine.port,
         "cores": machine.cores,
         "limits": machine.limits,
-        "disk": lambda: disk.folder(Path(options.dir)),
+        "disk": lambda: store.folder(options.dir) if address(options.dir) else disk.folder(Path(options.dir)),
         "hub": machine.hub,
         "all-reduce": allreduce.two_ranks,
     }
@@ -88,7 +89,7 @@ def fits(profile: "Profile") -> Iterator[Finding]:
         yield Finding(name, "bf16, and this GPU has none", TROUBLE, "mixed_precision: fp16, or no")
     if profile.machines > 1:
         address = str(profile.settings.get("main_process_ip") or "127.0.0.1")
-        fix = "on each machine --machine_rank 0, 1, ...; --run.dir on a disk that all share"
+        fix = "on each machine --machine_rank 0, 1, ...; --run.dir on a disk that all share, or in a bucket"
         if address in ("127.0.0.1", "localhost"):
             fix = f"--main_process_ip ADDRESS_OF_THE_FIRST; {fix}"
         yield Finding(name, f"{profile.machines} machines that meet at {address}", NOTE, fix)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from app import storage
 from app.commands.evaluate.subject import Subject, data_of, eval_flags, settings
-from app.errors import UserError
+from app.errors import UserError, whole_urls
 from app.launching import trust
 from app.rundir.foreign import fields_of, section
 from app.tasks.graphs.shape import read_config
@@ -24,8 +24,14 @@ LONGEST = 512  # tokens of a text, for a model that does not say how many it tak
 
 def is_model(place: Path) -> bool:
     """Tell whether a place is a folder with a model, or no folder: then it may be a Hub id."""
-    if storage.at(place).exists("run.json"):
+    from app.rundir import history
+
+    history.check_reachable(place)
+    files = storage.at(place)
+    if files.exists("run.json"):
         return False
+    if files.is_remote:
+        return any(files.is_file(name) for name in PARTS)
     return not place.exists() or any((place / name).is_file() for name in PARTS)
 
 
@@ -38,16 +44,17 @@ def of_model(options: "Options", user_flags: list[str]) -> Subject:
     Raises:
         UserError: there is no such model, no recipe scores it, or it lacks data to be scored on.
     """
-    name = str(options.run)
+    name = whole_urls(str(options.run))
     if asked := [flag for flag, on in (("--best", options.best), ("--step", options.step)) if on]:
         raise UserError(f"{asked[0]} chooses a checkpoint of a run, and {name} is a finished model: leave it out")
     if options.weights != "auto":
         raise UserError(
             f"--weights {options.weights}: {name} is a finished model, with weights of one kind: leave it out"
         )
-    code, file, config = _origin(Path(name), options.recipe, options.trust_code)
+    code, file, config = _origin(options.run, options.recipe, options.trust_code)
+    place = str(storage.at(options.run).down()) if storage.at(options.run).is_remote else name
     data = data_of(options, config)
-    kind = _kind(name, config)
+    kind = _kind(place, config)
     flags = ["--run.trackers"] if file is None else settings(file, config)
     if not data.path and file is None:
         raise UserError(f"{name}: give the data to evaluate it on after it, for example data.csv; they need labels")
@@ -56,9 +63,9 @@ def of_model(options: "Options", user_flags: list[str]) -> Subject:
         loss = config.get("loss")
         flags += ["--loss.weights"] if isinstance(loss, dict) and loss.get("weights") else []
     flags += [
-        *_flags_of(kind, name, config, user_flags),
+        *_flags_of(kind, place, config, user_flags),
         "--model",
-        name,
+        place,
         *eval_flags(data.path, data.split or options.split, config),
     ]
     code = code or _recipe(kind, options.trust_code)
@@ -81,8 +88,9 @@ def _origin(folder: Path, asked: str, allowed: bool) -> tuple[trust.Code | None,
     if folder.name == "model" and storage.at(folder.parent).exists("run.json"):
         run = history.read(folder.parent)
         code = code or trust.recipe_of(run.folder, run.record.recipe_folder, allowed)
-        file = folder.parent / "config.yaml"
-    elif (folder / "training_config.yaml").is_file():  # python -m app export wrote it
+        file = storage.at(folder.parent).down("config.yaml")
+    elif storage.at(folder).is_file("training_config.yaml"):  # python -m app export wrote it
+        folder = storage.at(folder).down()
         recipes = _recipes_in(folder)
         if not code and len(recipes) != 1:
             raise UserError(f"{folder} has {len(recipes)} files that may be its recipe: name it with --recipe")

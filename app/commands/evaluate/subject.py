@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app import storage
 from app.commands import weights
 from app.config import EMAConfig
 from app.data.tables.splits import NamedSet, named_sets
-from app.errors import UserError, did_you_mean
+from app.errors import UserError, did_you_mean, whole_urls
 from app.launching import trust
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def of_run(options: "Options", run: "History") -> Subject:
     step = weights.one_step(options, checkpoints)
     state, _ = checkpoints.at(step)
     recipe, imports = trust.recipe_of(run.folder, run.record.recipe_folder, options.trust_code)
-    flags, only = settings(run.folder / "config.yaml", run.config), ""
+    flags, only = settings(storage.at(run.folder).down("config.yaml"), run.config), ""
     data_settings = run.config.get("data")
     data_settings = data_settings if isinstance(data_settings, dict) else {}
     data = data_of(options, run.config)
@@ -65,8 +66,9 @@ def of_run(options: "Options", run: "History") -> Subject:
         flags, only = [*flags, "--data.eval-sets", f"{GIVEN}={'::'.join(filter(None, data))}"], GIVEN
     else:
         flags += eval_flags(data.path, data.split or options.split, run.config)
-    about, averaged = {"run": str(run.folder), "step": step}, weights.averaged(options, run.config)
-    name = f"step {step} of {run.folder}{_scored_on(data.path, data.split or options.split)}"
+    place, averaged = whole_urls(str(run.folder)), weights.averaged(options, run.config)
+    about, name = {"run": place, "step": step}, f"step {step} of {place}"
+    name += _scored_on(data.path, data.split or options.split)
     return Subject(about, name, recipe, flags, imports, str(state), averaged, only)
 
 

@@ -13,6 +13,7 @@ repeats the run.
 """
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app import storage
 from app.checkpoints.record import Record
 from app.commands import weights
 from app.commands.output import size
 from app.distributed.state import sharded
-from app.errors import UserError
+from app.errors import UserError, whole_urls
 from app.launching import trust
 from app.rundir import room
 
@@ -78,14 +80,15 @@ def main(options: Options) -> int:
     name = f"step-{chosen[-1]:08d}" if len(chosen) == 1 else f"average-{chosen[0]:08d}-{chosen[-1]:08d}"
     target = Path(options.to) if options.to else run.folder / "export" / name
     stays_here = bool(options.to) or not options.push
-    if stays_here and os.path.lexists(target):
+    files = storage.at(target.parent)
+    if stays_here and (files.exists(target.name) if files.is_remote else os.path.lexists(target)):
         raise UserError(f"{target} exists already: give another folder with --to, or move it away")
     averaged = weights.averaged(options, run.config)
     if options.dry_run:
         _say_what(options, chosen, saved[-1][0], target if stays_here else None)
         return 0
     code = trust.recipe_of(run.folder, run.record.recipe_folder, options.trust_code)
-    place = target.parent if stays_here else Path(tempfile.gettempdir())
+    place = target.parent if stays_here and not files.is_remote else Path(tempfile.gettempdir())
     with _explained(target if stays_here else place, _bytes_of(saved[-1][0]), place):
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place) as scratch:
@@ -94,9 +97,19 @@ def main(options: Options) -> int:
             if options.push:
                 print(upload.push(folder, options.push, options.private, f"{_in_words(chosen)} of {run.name}"))
             if stays_here:
-                folder.rename(target)
-                print(f"{target}: {', '.join(sorted(file.name for file in target.iterdir()))}")
+                names = sorted(file.name for file in folder.iterdir())
+                _put(folder, files, target)
+                print(f"{whole_urls(str(target))}: {', '.join(names)}")
     return 0
+
+
+def _put(folder: Path, files: storage.Storage, target: Path) -> None:
+    """Give a written model its last name, in a bucket or on this disk."""
+    if not files.is_remote:
+        folder.rename(target)
+        return
+    with files.drafted(target.name) as draft:
+        shutil.move(folder, draft)
 
 
 @contextmanager
@@ -159,9 +172,10 @@ def _say_what(options: Options, steps: list[int], state: Path, target: Path | No
 
     tensors = _weights_in(state)
     count, amount = sum(entry.size.numel() for entry in tensors), size(_bytes_of(state))
-    print(f"{_in_words(steps).lower()} of {options.run}: {count:,} numbers in {len(tensors)} tensors, {amount}")
+    what = f"{_in_words(steps).lower()} of {whole_urls(str(options.run))}"
+    print(f"{what}: {count:,} numbers in {len(tensors)} tensors, {amount}")
     if target:
-        print(f"would write {target}")
+        print(f"would write {whole_urls(str(target))}")
     if options.push:
         kind = "private" if options.private else "public"
         print(f"would upload it to {upload.address(options.push)}, made {kind} if it does not exist")
@@ -185,7 +199,7 @@ def _write(
     from app.tasks.language.merging import Merged
 
     recipe, imports = code
-    flags = ["--config", str(run.folder / "config.yaml"), "--run.notice="]
+    flags = ["--config", str(storage.at(run.folder).down("config.yaml")), "--run.notice="]
     print(f"{recipe}: loading data and building the model, as the run did", flush=True)
     ended = recipe_file.run_to_end(recipe, flags, import_folder=imports)
     accelerator = ended.run.accelerator

@@ -16,7 +16,7 @@ import tyro
 
 from app import storage
 from app.commands.output import write_json
-from app.errors import UserError
+from app.errors import UserError, whole_urls
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -169,7 +169,7 @@ def _checkpoints(run: "Run", weights: list["Weight"]) -> "described.Checkpoints"
     one = memory.checkpoint(tensors.values(), weights)
     # Those that are kept, and one that is being written.
     most = run.config.keep + bool(run.config.best) + 1
-    return described.Checkpoints(one, most, one * most)
+    return described.Checkpoints(one, most, one * most, one if storage.at(run.dir).is_remote else 0)
 
 
 def _spread(
@@ -238,7 +238,7 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple["described.Folder", "BatchPl
     from app.commands.plan import described
     from app.rundir.folder import Effect
 
-    folder = described.Folder(str(run.dir))
+    folder = described.Folder(whole_urls(str(run.dir)))
     try:
         good = run.services.checkpoint_store.newest(folder.warnings.append)
         run.folder.check_resume(run.config, good is not None)

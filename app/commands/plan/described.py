@@ -92,6 +92,8 @@ class Checkpoints:
     checkpoint: int
     checkpoints: int
     disk: int
+    staged: int
+    """On the disks of the machines, while a checkpoint is on its way to a bucket; 0 for a run on a disk."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 
+from app import storage
 from app.commands.output import size, table
 from app.commands.plan import largest_micro_batch
 from app.commands.plan.described import About, Fetching, Folder, Layout, Source
 from app.commands.plan.memory import LEFT_OUT
+from app.errors import whole_urls
+from app.storage.bucket import scratch
 
 
 def show(about: About, layouts: list[Layout], folder: Folder, uncounted: str) -> None:
@@ -27,9 +30,11 @@ def show(about: About, layouts: list[Layout], folder: Folder, uncounted: str) ->
         else f"{length.tokens_per_step:,.0f} a step; {length.padding:.1%} of what is computed is padding",
         "parameters": f"{model.parameters:,}; {f'{frozen:,} of them frozen' if frozen else 'all trained'}",
         "optimizer": ", ".join(model.optimizers) + "; an average of the weights" * model.averaged,
-        "checkpoint": f"{size(checkpoints.checkpoint)} on disk; {checkpoints.checkpoints} of them at most: "
-        f"{size(checkpoints.disk)}",
+        "checkpoint": f"{size(checkpoints.checkpoint)} {'in the bucket' if checkpoints.staged else 'on disk'}; "
+        f"{checkpoints.checkpoints} of them at most: {size(checkpoints.disk)}",
     }
+    if checkpoints.staged:
+        lines["on its way up"] = _of_staging(checkpoints.staged)
     of_sources = (line for source in about.sources for line in _of_source(source, length.global_batch))
     told = [*lines.items(), *of_sources]
     print("\n".join(f"  {name:<15}{text}" for name, text in told), end="\n\n")
@@ -46,6 +51,13 @@ def show(about: About, layouts: list[Layout], folder: Folder, uncounted: str) ->
         print(f"activations could not be counted, as the loop does not run on tensors without contents: {uncounted}")
     print()
     _show_folder(folder)
+
+
+def _of_staging(staged: int) -> str:
+    """Say what a checkpoint on its way to a bucket takes of disks, and what there is on this machine."""
+    free = storage.at(scratch()).free()
+    here = f", where {size(free)} are free here" if free is not None else ""
+    return f"{size(staged)} of disks at most, each machine its ranks' share, in {scratch()}{here}"
 
 
 def _of_source(source: Source, batch: int) -> Iterator[tuple[str, str]]:
@@ -91,7 +103,7 @@ def _row(layout: Layout) -> list[str]:
 
 def _show_folder(folder: Folder) -> None:
     for warning in folder.warnings:
-        print(warning)
+        print(whole_urls(warning))
     if folder.resumed is None:
         print(f"{folder.path}: no checkpoint; the run starts at its beginning")
     else:

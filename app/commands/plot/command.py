@@ -19,6 +19,7 @@ from typing import Annotated
 import tyro
 
 from app import storage
+from app.commands.output import check_local
 from app.errors import UserError, is_installed, not_installed, printable
 from app.launching import program
 
@@ -33,7 +34,8 @@ class Options:
     """Folders of runs."""
     to: str = ""
     """Name of the files: TO.png and TO.html are written, or plot.png and plot.html if TO is a folder. Default: plot, in
-    the run's folder; for several runs, comparison, in the folder of the run that changed last."""
+    the run's folder; for several runs, comparison, in the folder of the run that changed last. Of runs in a bucket, in
+    the working folder."""
 
 
 def main(options: Options) -> int:
@@ -49,8 +51,10 @@ def main(options: Options) -> int:
     if not options.runs:
         raise UserError(f"plot what? give the folders of runs; `{program.typed('runs')}` lists those in runs/")
     runs = [history.read(folder) for folder in options.runs]
+    check_local("--to", options.to)
     newest = max(runs, key=lambda run: run.changed).folder
-    stem = Path(options.to) if options.to else newest / ("plot" if len(runs) == 1 else "comparison")
+    folder = Path() if storage.at(newest).is_remote else newest
+    stem = Path(options.to) if options.to else folder / ("plot" if len(runs) == 1 else "comparison")
     if not stem.name or stem.is_dir():
         stem = stem / "plot"
     kinds = {"png": ("matplotlib", curves.draw), "html": ("plotly", page.write)}
@@ -61,7 +65,7 @@ def main(options: Options) -> int:
         print(f"warning: {stem.name}.{kind} is left out: {why}", file=sys.stderr)
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds if kind not in missing]
     _check_free([*files, stem.with_name(f"{stem.name}-layers.png")], stem.with_name(page.LIBRARY))
-    if len(runs) > 1 and not options.to:
+    if len(runs) > 1 and not options.to and folder == newest:
         there = printable(str(stem.parent))
         print(f"writing into {there}, the folder of the run that changed last; --to names another", file=sys.stderr)
     try:

@@ -28,7 +28,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from app import storage
 from app.checkpoints.export import LOADS, WEIGHTS
+from app.commands.output import check_local
 from app.commands.predict.classes import Right, classes_of
 from app.errors import UserError
 from app.launching import program
@@ -67,7 +69,7 @@ class Options:
     """The model, the data, and the file to write."""
 
     model: Annotated[str, tyro.conf.Positional]
-    """A run's folder, the folder of a model, or its Hub id."""
+    """A run's folder, the folder of a model, either perhaps in a bucket, or a model's Hub id."""
     data: Annotated[str, tyro.conf.Positional]
     """Data to predict: a file, a folder, or the id of a data set on the Hub, as --data.path of a recipe."""
     to: str = ""
@@ -112,6 +114,7 @@ def main(options: Options) -> int:
     """
     from app.commands.predict import boxes, masks, nodes, tables
 
+    check_local("--to", options.to)
     model, run_data = _find(options.model)
     if options.batch < 1:
         raise UserError(f"--batch {options.batch}: must be 1 or more")
@@ -162,15 +165,17 @@ def _find(model: str) -> tuple[str, dict[str, Any]]:
     from app.rundir import history
 
     folder = Path(model)
-    if not (folder / "run.json").exists():
-        return model, {}
+    history.check_reachable(folder)
+    files = storage.at(folder)
+    if not files.exists("run.json"):
+        return str(files.down()) if files.is_remote else model, {}
     run = history.read(folder)
-    if not (run.folder / "model").is_dir():
+    if not files.is_folder("model"):
         raise UserError(
             f"{run.folder} has no finished model: finish the run, or take one out of a checkpoint with "
             f"`{program.typed('export')} {run.folder}` and give that folder"
         )
-    return str(run.folder / "model"), run.config.get("data", {})
+    return str(files.down("model")), run.config.get("data", {})
 
 
 def _task(model: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from app import storage
 from app.commands.output import size, table, write_json
 from app.config import BestMetric
-from app.errors import printable
+from app.errors import printable, whole_urls
 from app.launching import program
 from app.rundir.foreign import plain, text
 from app.rundir.history import History, age
@@ -54,13 +54,13 @@ def show(run: History, verify: bool, json: str) -> int:
         print(table(head, [_row(checkpoint, asked, run) for checkpoint in checkpoints], right=(0, 3)))
     for checkpoint in checkpoints:
         if checkpoint.problem:
-            print(f"\nstep {checkpoint.step}: {printable(checkpoint.problem)}")
+            print(f"\nstep {checkpoint.step}: {printable(whole_urls(checkpoint.problem))}")
     if checkpoints and not verify:
         print("\n--verify compares every file with its checksum")
     if best:
         good = {one.step: store.path(one.step) for one in checkpoints if not one.problem}
         print(_about_best(run.folder, best[0], store.retention.best_step(good, {})))
-    about = {"folder": str(run.folder), "status": run.status, "step": run.step, "steps": run.record.steps}
+    about = {"folder": whole_urls(str(run.folder)), "status": run.status, "step": run.step, "steps": run.record.steps}
     write_json(json, {**about, "checkpoints": [asdict(checkpoint) for checkpoint in checkpoints]})
     return int(any(checkpoint.problem for checkpoint in checkpoints))
 
@@ -72,7 +72,7 @@ def _about_best(folder: Path, step: int, best_of_good: tuple[int, float] | None)
         step: the best checkpoint's.
         best_of_good: step and score of the best one that is not damaged; None if there is none.
     """
-    export = f"{program.typed('export')} {printable(shlex.quote(str(folder)))}"
+    export = f"{program.typed('export')} {printable(shlex.quote(whole_urls(str(folder))))}"
     if best_of_good is None:
         return f"\nthe best one, of step {step}, is damaged, and no other one has its score"
     if best_of_good[0] != step:

@@ -18,7 +18,7 @@ import tyro
 
 from app.commands.output import table, write_json
 from app.distributed.environment import PREEMPTED
-from app.errors import UserError, printable
+from app.errors import UserError, printable, whole_urls
 
 if TYPE_CHECKING:
     from app.rundir.history import History
@@ -70,7 +70,7 @@ def main(options: Options) -> int:
     if options.verify:
         raise UserError("--verify is about the checkpoints of one run: give its folder, as in runs/cls")
     if not runs:
-        print(f"no runs in {', '.join(printable(str(folder)) for folder in options.folders)}")
+        print(f"no runs in {', '.join(printable(whole_urls(str(folder))) for folder in options.folders)}")
         _tell_left_out(len(hidden), problems)
         write_json(options.json, {"runs": []})
         return 0

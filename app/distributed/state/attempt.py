@@ -51,6 +51,8 @@ class Attempt:
     """Raises UserError where another run has taken the place of the folder."""
     on_block: Callable[[], None] = lambda: None
     """Called for every block of a file that is read."""
+    patiently: Callable[[Callable[[], Any]], Any] = lambda act: act()
+    """Calls what waits for the place of the folder, again where that may help."""
 
     def make(
         self, start: Callable[[], Path], write: Callable[[str], Any], finish: Callable[[Path, dict[str, FileSum]], None]
@@ -67,14 +69,16 @@ class Attempt:
             draft = self._agreed(lambda: collectives.from_main(start, self.group))
             # After this all files are there, whoever has written them.
             self._agreed(lambda: write(str(storage.at(draft).local(STATE))))
-            mine = self._agreed(lambda: manifest.vouch(draft, self.rank, self.on_block))
+            mine = self._agreed(lambda: manifest.vouch(draft, self.rank, self.on_block, self.patiently))
             sums = {name: entry for part in collectives.gather(mine, self.group) for name, entry in part.items()}
             self._agreed(lambda: self._commit(draft, sums, finish))
         except _NotSaved as failed:
             return failed.outcome
         finally:
-            if self.rank == 0 and draft:
+            if draft and self.rank == 0:
                 storage.at(draft.parent).delete(draft.name)
+            elif draft:
+                storage.at(draft.parent).unstage(draft.name)
         return SaveOutcome()
 
     def _commit(

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -34,15 +35,43 @@ class Manifest(JsonRecord):
     format: str = FORMAT
 
 
-def vouch(folder: Path, rank: int, on_block: Callable[[], None] = lambda: None) -> dict[str, FileSum]:
-    """Flush a rank's own files and return their sizes and checksums; the main process adds those of no rank."""
+def vouch(
+    folder: Path,
+    rank: int,
+    on_block: Callable[[], None] = lambda: None,
+    patiently: Callable[[Callable[[], Any]], Any] = lambda act: act(),
+) -> dict[str, FileSum]:
+    """Have a rank's own files kept and return their sizes and checksums; the main process adds those of no rank.
+
+    Args:
+        patiently: calls what waits for the place of the folder, again where that may help.
+    """
     files = storage.at(folder)
     names = [entry.name for entry in files.files()]
     owners = [_OWNED.match(PurePosixPath(name).name) for name in names]
     of_rank = [name for name, owner in zip(names, owners, strict=True) if (int(owner[1]) if owner else 0) == rank]
-    for name in of_rank:
-        files.up(name)
-    return entries(folder, of_rank, on_block)
+    return keep(folder, of_rank, on_block, patiently)
+
+
+def keep(
+    folder: Path,
+    names: list[str],
+    on_block: Callable[[], None] = lambda: None,
+    patiently: Callable[[Callable[[], Any]], Any] = lambda act: act(),
+) -> dict[str, FileSum]:
+    """Wait until files of a draft are kept, and return their sizes and checksums; `patiently` as in `vouch`.
+
+    Raises:
+        OSError: they are not kept, or what has arrived is not what was written.
+    """
+    files = storage.at(folder)
+    written = entries(folder, names, on_block) if files.is_remote else {}
+    for name in names:
+        patiently(partial(files.up, name, on_block))
+    kept = patiently(lambda: entries(folder, names, on_block))
+    if damaged := [name for name in written if written[name] != kept[name]]:
+        raise OSError(errno.EIO, "the store has other contents than were sent", str(folder / damaged[0]))
+    return kept
 
 
 def entries(folder: Path, names: Iterable[str], on_block: Callable[[], None] = lambda: None) -> dict[str, FileSum]:
@@ -80,7 +109,7 @@ def check_shared(draft: Path, sums: dict[str, FileSum], what: str) -> None:
     if away:
         raise UserError(
             f"{draft} does not have {away[0]}, which another process wrote: {what} must be on a disk that all "
-            "machines share"
+            "machines share, or in a bucket"
         )
 
 

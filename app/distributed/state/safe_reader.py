@@ -4,14 +4,18 @@ Their list of tensors, `.metadata`, is a pickle, which torch 2.13 loads without 
 folder could run code in the next run.
 """
 
+import io
+import os
 import pickle
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as stored
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystem, _StorageInfo
 
 from app import storage
 from app.errors import UserError
@@ -33,8 +37,22 @@ _KNOWN = {(kind.__module__, kind.__qualname__): kind for kind in _KINDS} | {
 }
 
 
+class _Files(FileSystem):
+    """The files of any storage, for torch's reader: of those in a bucket, only the ranges that it asks for are sent."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike, mode: str) -> Generator[io.IOBase, None, None]:
+        file = Path(path)
+        with storage.at(file.parent).open(file.name, follow=True) as stream:
+            yield cast(io.IOBase, stream)
+
+
 class StateReader(dcp.FileSystemReader):
-    """Read tensors, and nothing else, from a checkpoint's state folder."""
+    """Read tensors, and nothing else, from a checkpoint's state folder, wherever it is."""
+
+    def __init__(self, folder: Path | str):
+        super().__init__(Path(folder))
+        self.fs = _Files()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> stored.Metadata:
         """Read which tensors there are.

@@ -75,8 +75,7 @@ def _finish(draft: Path, folder: Path, sums: dict[str, FileSum], random: dict[st
     """List the draft's files, and give it the folder's name."""
     manifest.check_shared(draft, sums, "the folder of save_state")
     storage.at(draft).fill(_RANDOM, json.dumps(random))
-    storage.at(draft).up(_RANDOM)
-    manifest.write(draft, {**sums, **manifest.entries(draft, [_RANDOM])})
+    manifest.write(draft, {**sums, **manifest.keep(draft, [_RANDOM])})
     files = storage.at(folder.parent)
     replaced = files.put_aside(folder.name, manifest.MANIFEST, _REPLACED) if files.exists(folder.name) else ""
     try:

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from app.distributed import collectives, deepspeed, naming
 from app.distributed.accelerator import Accelerator
 from app.distributed.state import state_dict
+from app.rundir.logs import Logs
 from app.rundir.metrics_file import MetricsFile
 from app.sampling.hashing import hash_of
 from app.training.loop.step_metrics import StepMetrics
@@ -28,15 +29,15 @@ class Audit:
     is described.
     """
 
-    def __init__(self, accelerator: Accelerator, folder: Path, done: int, warn: Callable[[str], Any]):
-        """Begin after step `done`.
+    def __init__(self, accelerator: Accelerator, folder: Path, done: int, warn: Callable[[str], Any], logs: Logs):
+        """Begin after step `done`; `logs`: the growing files of the run.
 
         Raises:
             UserError: under DeepSpeed, whose engine hides the weights.
         """
         deepspeed.refuse("--run.audit", accelerator.distributed_type)
         self.accelerator = accelerator
-        self.file = MetricsFile(folder / FILE, done, warn) if accelerator.is_main_process else None
+        self.file = MetricsFile(folder / FILE, done, warn, logs=logs) if accelerator.is_main_process else None
         self._signs = torch.empty(0, dtype=torch.int8)
         self._gradients: dict[str, dict] = {}
         if not done:

@@ -81,8 +81,8 @@ def begin(opened: Opened, asked: Asked, plan: BatchPlan, data: Rows, cost: Cost 
     peak = peak_flops(here.device, here.precision)
     logger.start(plan, start.step, cost, peak and peak * ours.num_processes)
     faults = FirstNonfinite(ours.device)
-    audit = Audit(ours, services.folder.path, start.step, logger.progress.warn) if settings.audit else None
-    diagnostics = Diagnostics(ours, settings, services.folder.path, start.step, logger.progress.warn)
+    audit = Audit(ours, services.folder.path, start.step, logger.progress.warn, logger.logs) if settings.audit else None
+    diagnostics = Diagnostics(ours, settings, services.folder.path, start.step, logger.progress.warn, logger.logs)
     return StepLoop(opened, plan, start, Checks(faults, drift, audit, diagnostics))
 
 

@@ -21,6 +21,7 @@ from app.config import RunConfig
 from app.distributed import deepspeed, naming, placements
 from app.distributed.accelerator import Accelerator
 from app.distributed.naming import local_shard
+from app.rundir.logs import Logs
 from app.rundir.metrics_file import DIAGNOSTICS, MetricsFile
 from app.training.exact import reproducible_sums
 
@@ -41,9 +42,18 @@ class Diagnostics:
     """
 
     def __init__(
-        self, accelerator: Accelerator, settings: RunConfig, folder: Path, done: int, warn: Callable[[str], Any]
+        self,
+        accelerator: Accelerator,
+        settings: RunConfig,
+        folder: Path,
+        done: int,
+        warn: Callable[[str], Any],
+        logs: Logs,
     ):
         """Begin after step `done`; the lines of later steps are dropped.
+
+        Args:
+            logs: the growing files of the run.
 
         Raises:
             UserError: under DeepSpeed, whose engine hides gradients and updates.
@@ -53,7 +63,7 @@ class Diagnostics:
             deepspeed.refuse("--run.inspect-every", accelerator.distributed_type)
         path, files = folder / DIAGNOSTICS, storage.at(folder)
         opens = accelerator.is_main_process and (self._every or files.exists(DIAGNOSTICS))
-        self._file = MetricsFile(path, done, warn) if opens else None
+        self._file = MetricsFile(path, done, warn, logs=logs) if opens else None
         self._layers: dict[str, dict[str, Any]] = {}
 
     @contextmanager

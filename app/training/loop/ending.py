@@ -72,7 +72,7 @@ def keep_training(loop: StepLoop, waits: bool) -> None:
     store, manager = services.checkpoint_store, services.checkpoint_manager
     for attempt in itertools.count():
         manager.wait()
-        if not last or collectives.from_main(lambda: last in store.steps()):
+        if not last or collectives.from_main(lambda: last in store.known_steps()):
             return
         if attempt > 1 and not waits:
             return
@@ -90,9 +90,11 @@ def _room_comes(loop: StepLoop, began: float) -> bool:
     """Wait until a checkpoint may have room; return False where the user or --run.timeout ends that."""
     services, limit = loop.services, loop.settings.timeout or float("inf")
     folder, needed = services.checkpoint_store.folder, services.checkpoint_manager.needed
+    on_disk = f"there is room{room.lacking(needed, folder)}. Make some"
+    until = "the store takes it. See to the store" if services.folder.is_remote else on_disk
     services.logger.progress.warn(
-        f"waiting to save step {loop.steps_done} until there is room{room.lacking(needed, folder)}. Make some, or stop "
-        f"the run, which loses its last steps: {services.checkpoint_manager.newest_in_words()}"
+        f"waiting to save step {loop.steps_done} until {until}, or stop the run, which loses its last steps: "
+        f"{services.checkpoint_manager.newest_in_words()}"
     )
 
     def comes() -> bool:
@@ -147,6 +149,9 @@ def _tell(loop: StepLoop, use: str, used: int) -> None:
     weights += [f"after step {used}"] if used != loop.steps_done else []
     best = services.checkpoint_manager.best() if services.accelerator.is_main_process else None
     told = _best_in_words(loop, best, used)
+    if services.folder.is_remote:  # where no library finds the model
+        place = shlex.quote(str(services.folder.path))
+        use = f"{program.typed('export')} {place} --to FOLDER, which takes it to a disk"
     about = services.model_folder, ", ".join(weights), use, go_on, told
     services.logger.summary(loop.steps_done, loop.opened.scores, *about, services.remarks.meanings, _faults(loop))
 
@@ -261,6 +266,6 @@ def _record(loop: StepLoop, error: BaseException | None, before: str) -> None:
     elif error is None or isinstance(error, KeyboardInterrupt):
         logger.note(status="preempted")
         asked = error is None and 0 < loop.settings.stop_at <= loop.steps_done
-        logger.stopped(loop.steps_done, services.checkpoint_store.steps(), asked, loop.stopped_in_evaluation)
+        logger.stopped(loop.steps_done, services.checkpoint_store.known_steps(), asked, loop.stopped_in_evaluation)
     else:
         logger.failed(before or f"{type(error).__name__}: {error}")

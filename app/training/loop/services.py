@@ -56,7 +56,8 @@ class Services:
             settings.timeout,
             self.logger.failed,
             [checkpoints],
-            lambda: [folder.path / draft for draft in files.drafts("model")],
+            # On the way to a store they are staged, below the folder's own name.
+            lambda: [folder.path] if files.is_remote else [folder.path / draft for draft in files.drafts("model")],
         )
         self.checkpoint_store = CheckpointStore(
             checkpoints,
@@ -64,6 +65,8 @@ class Services:
             accelerator.num_processes,
             check_owner=folder.check,
             on_block=self.watchdog.moved,
+            before_commit=self.logger.logs.flush,
+            warn=self.logger.progress.warn,
         )
         statistics = RunningStatistics(accelerator, settings.exact)
         self.buffers = Buffers(accelerator, statistics, self.logger.progress.warn)
