@@ -376,6 +376,8 @@ ELSEWHERE = {
     "data/": "the user's data, and caches of them in the user's own cache folder",
     "tasks/": "models that the user named, and reference files in the cache",
     "launching/": "profiles, recipes, the list of trusted folders in the user's home, and a notebook's own scratch",
+    "config/file_kinds.py": "the first bytes of the user's data",
+    "distributed/asking.py": "where Slurm's programs are",
     "distributed/environment.py": "/proc, and where the launcher looks for a worker's error",
     "rundir/recipe_source.py": "the recipe that is run, wherever it is",
     "commands/__init__.py": "the modules that commands are",
@@ -392,6 +394,7 @@ ELSEWHERE = {
     "commands/predict/": "inputs and outputs that the user named",
     "commands/prove/": "scratch runs, looked at from outside",
     "commands/recipe_file.py": "the recipe that the user named",
+    "commands/submit/": "job files, and templates that the user named",
     "commands/tokenize/": "texts that the user named, and shards in the machine's scratch before they go up",
     "commands/torture/": "scratch runs, looked at from outside",
 }
