@@ -60,7 +60,7 @@ def why(error: BaseException) -> str:
     """Say in one line why a file cannot be read."""
     if isinstance(error, OSError) and error.strerror:  # its text has the name of the file once more
         return error.strerror
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if isinstance(error, UnicodeEncodeError):  # half a letter, as a name of bytes that are not UTF-8 has too
         return (
             f"{error.object[-LONGEST:]!r} has letters that are not UTF-8: rename the file or folder (zip files of "

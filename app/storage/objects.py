@@ -468,6 +468,13 @@ _ENDPOINTS = {
 }
 
 
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; profiles of ~/.aws are not read",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
 def _mode(over: str) -> Any:
     tag, _, version = over.partition(" ")
     if not over:
@@ -477,13 +484,14 @@ def _mode(over: str) -> Any:
 
 def _translated(text: str, url: str) -> OSError:
     """Return the error for a text of obstore, by the words in it that cannot be secret."""
+    # Where there are no credentials, the address of a cloud's machines is asked for some, and that may answer anything.
+    if "CredentialsProvider" in text or "metadata endpoint" in text or "169.254." in text:
+        what = f"no credentials are in the environment (such as {_CREDENTIALS.get(url.partition(':')[0], 'AWS_...')})"
+        return PermissionError(errno.EACCES, what, url)
     status, code = re.search(r"status code: (\d{3})", text), re.search(r"<Code>(\w{1,60})</Code>", text)
     if status:
         number = {"404": errno.ENOENT, "416": _BEYOND}.get(status[1], errno.EIO)
         return OSError(number, f"the store answers {status[1]}{f' ({code[1]})' if code else ''}", url)
-    if "CredentialsProvider" in text or "metadata endpoint" in text or "169.254." in text:
-        what = "no credentials are in the environment"
-        return PermissionError(errno.EACCES, what, url)
     silent = re.search(r"\bTimedOut\b|kind: Timeout\b|timed out", text)
     what = "the store does not answer in time" if silent else "the store cannot be reached, or breaks off"
     tries = re.search(r"\bretries: (\d+)", text)

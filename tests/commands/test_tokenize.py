@@ -224,7 +224,10 @@ def test_an_error_of_a_worker_is_told_once(rows, tmp_path):
     result = python("-m", "app", "tokenize", str(file), str(tmp_path / "out"), *flags, "true")
     assert result.status == 2 and "Traceback" not in result.output
     assert result.output.count("has no text; leave such rows out of the data") == 1
-    assert "row 30 (counted from 0) of SOURCE" in result.output and "rows.parquet, chunk at byte" in result.output
+    assert (
+        "row 30 (counted from 0 in the chunk) of SOURCE" in result.output
+        and "rows.parquet, chunk at byte" in result.output
+    )
 
 
 def test_a_process_that_is_killed_is_named(rows, tmp_path, monkeypatch):

@@ -100,7 +100,11 @@ def test_a_pair_without_a_text_is_named_by_its_shard_and_row(text, says, tmp_pat
     config, _ = both(PairData(), folder, evaluation)
     tables = pair_text.load_pairs(config)
     rows = pair_text.training_rows(tables, config, TOKENIZER)
-    with refused("--data.target target: row 1 (counted from 0) of --data.path", "part-2.parquet, chunk at byte", says):
+    with refused(
+        "--data.target target: row 1 (counted from 0 in the chunk) of --data.path",
+        "part-2.parquet, chunk at byte",
+        says,
+    ):
         read_rows(rows, range(len(rows)))
 
 

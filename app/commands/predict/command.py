@@ -276,7 +276,10 @@ def _open(data: str, split: str, task: str) -> "Dataset":
     from app.commands.predict import boxes
     from app.data.cache import using_cache
     from app.data.loading import open_source
+    from app.data.streams.shards import is_url
 
+    if is_url(data):
+        raise UserError(f"DATA {data}: predict reads no data at URLs: download it, or use `evaluate` for scores")
     # A classifier's folder is read as in training: the folders in it may be classes.
     by_itself = task == BOXES or (task == IMAGES and not Path(data).expanduser().is_dir())
     if by_itself and (photos := boxes.photos(data)) is not None:

@@ -11,6 +11,7 @@ in tokenizer/; a model from scratch takes it from there, and --model must have t
 validation, goes into the same folder, with the same tokenizer.
 """
 
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -115,14 +116,18 @@ def main(options: Options) -> int:
         settings = _settings(options, source, template, name, config)
         out.begin(records, settings, tokenizer)
         job = Job(out.path, options.split, settings, config, template, source)
-        shards = make_all(job, job.parts(), options.workers)
+        try:
+            shards = make_all(job, job.parts(), options.workers)
+        except KeyboardInterrupt:
+            print("\nstopped; the same command goes on with the shards that are not made yet", file=sys.stderr)
+            raise
     if not shards:
         raise UserError(f"SOURCE {options.source} has no text to learn: all of it is empty")
     out.finish(settings, shards)
     amounts = [each.amount for each in shards]
     tokens, documents = sum(each.tokens for each in amounts), sum(each.documents for each in amounts)
     print(
-        f"{options.out}: {len(shards)} shards of {options.split}, {tokens:,} tokens of {documents:,} documents, "
+        f"{options.out}: {len(shards)} shard{'s' * (len(shards) > 1)} of {options.split}, {tokens:,} tokens of {documents:,} documents, "
         f"vocabulary {settings.meaning.vocabulary:,}"
     )
     return 0

@@ -11,6 +11,7 @@ in s2s a `prefix` that stands before each of its texts to read.
 """
 
 import dataclasses
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -79,6 +80,12 @@ class Later:
     weights: dict[str, float]
     """Of the sources that have another one from there on, by name."""
 
+    @property
+    def told(self) -> str:
+        """Say from where on there are which weights."""
+        start = f"{self.start:.4g} of the run" if self.start < 1 else f"step {self.start:g}"
+        return f"from {start} on {', '.join(f'{name} {weight:g}' for name, weight in self.weights.items())}"
+
 
 @dataclass(frozen=True)
 class Mix:
@@ -88,8 +95,9 @@ class Mix:
     later: tuple[Later, ...]
 
     def described(self, amounts: Iterable[str]) -> str:
-        """Say what each source has, in words such as `100 rows`, and its weight."""
-        return "a mix of " + "; ".join(f"{s.told}: {amount}" for s, amount in zip(self.sources, amounts, strict=True))
+        """Say what each source has, in words such as `100 rows`, its weight, and which others it will have."""
+        have = "; ".join(f"{s.told}: {amount}" for s, amount in zip(self.sources, amounts, strict=True))
+        return f"a mix of {have}{''.join(f'; {each.told}' for each in self.later)}"
 
 
 def read_mix(config: TableData, file: str) -> Mix:
@@ -182,7 +190,10 @@ class _Fields:
         """Return a field; `read` gives its value, or raises a ValueError that says what it should be."""
         if name not in self._left:
             if default is ...:
-                raise UserError(f"{FLAG} {self._file}: {self._at(name)} is missing")
+                close = difflib.get_close_matches(name, map(str, self._left), 1)
+                raise UserError(
+                    f"{FLAG} {self._file}: {self._at(name)} is missing{f' (it has {close[0]})' if close else ''}"
+                )
             return default
         value = self._left.pop(name)
         try:

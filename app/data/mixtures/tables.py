@@ -11,7 +11,7 @@ from app.data.mixtures.mix_file import FLAG, Mix, MixedSource
 from app.data.rows import NO_MEASURES, LeavesOut, Measures, Rows
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import Finish, Finished, StreamedSamples
-from app.data.tables.columns import Piece, is_text, name_of, name_table, pieces_of, row_name
+from app.data.tables.columns import Piece, amount, is_text, name_of, name_table, pieces_of, row_name
 from app.data.tables.parallel_files import spread
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -94,7 +94,8 @@ class MixedTables:
     def described(self) -> str:
         """Say what each source has, and its weight."""
         return self.mix.described(
-            f"{each.rows:,} rows" + ("" if each.stream is None else f", streamed in {each.stream.chunks:,} chunks")
+            f"{each.rows:,} rows"
+            + ("" if each.stream is None else f", streamed in {amount(each.stream.chunks, 'chunk')}")
             for each in self.tables
         )
 

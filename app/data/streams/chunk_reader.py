@@ -9,6 +9,7 @@ from app.data.reading import DAMAGE, unreadable
 from app.data.streams.chunks import Chunk
 from app.data.streams.index import ADVICE, FORMATS, Index, changed
 from app.data.streams.shards import is_url
+from app.data.tables.columns import CHUNK
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class ChunkReader:
 
     def _place_of(self, chunk: int) -> str:
         shards, part = self._index.shards, self._index.part(chunk)
-        return f"{shards.place_of(int(self._index.shard[chunk]))}, chunk at byte {part.start} ({part.rows} rows)"
+        return f"{shards.place_of(int(self._index.shard[chunk]))}{CHUNK}{part.start} ({part.rows} rows)"
 
     def _fetched(self, chunk: int) -> Chunk:
         number = int(self._index.shard[chunk])

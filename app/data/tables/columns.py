@@ -30,6 +30,10 @@ BETWEEN = "\x1e"
 """Parts the name of a table from those of its pieces: Unicode's sign between records, which no name has."""
 
 
+CHUNK = ", chunk at byte "
+"""What stands in the words by which errors name a chunk of a file, whose rows have numbers of their own."""
+
+
 class Piece(NamedTuple):
     """Some neighbouring rows of a table that was put together from several places."""
 
@@ -135,6 +139,11 @@ def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:
         column = table.select_columns([name]).with_format("arrow")[:].column(name)
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+            if column.null_count == len(column):
+                raise UserError(
+                    f"--data.{flag} {name}: no row of {name_of(table)} has a text: its file may have no such column; "
+                    "leave this file out, or give it the column"
+                )
             raise UserError(
                 f"--data.{flag} {name}: {row_name(table, row)} has no text; leave such rows out of the data"
             )
@@ -180,13 +189,22 @@ def row_name(table: "Dataset", row: int) -> str:
         row = table._indices.column(0)[row].as_py()
     pieces = pieces_of(table)
     if (number := bisect.bisect_right([piece.start for piece in pieces], row)) > 0:
-        return f"{counted(row - pieces[number - 1].start)} of {pieces[number - 1].name}"
-    return f"{counted(row)} of {name_of(table)}"
+        return _of_piece(row - pieces[number - 1].start, pieces[number - 1].name)
+    return _of_piece(row, name_of(table))
 
 
-def counted(*rows: int) -> str:
-    """Name rows by their numbers, and say from where these count."""
-    return f"row{'s' * (len(rows) > 1)} {' and '.join(map(str, rows))} (counted from 0)"
+def _of_piece(row: int, name: str) -> str:
+    return f"{counted(row, within=' in the chunk' if CHUNK in name else '')} of {name}"
+
+
+def amount(number: int, thing: str) -> str:
+    """Say how many of something there are."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
+
+
+def counted(*rows: int, within: str = "") -> str:
+    """Name rows by their numbers, and say from where these count; `within` ends these words."""
+    return f"row{'s' * (len(rows) > 1)} {' and '.join(map(str, rows))} (counted from 0{within})"
 
 
 class LabelColumn:
