@@ -102,6 +102,7 @@ def main(options: Options) -> int:
     from app.commands.tokenize.workers import make_all
     from app.data.cache import using_cache
     from app.data.corpus.encode import template_of
+    from app.data.tables.columns import amount
 
     out = Out(options.out, options.split)
     records = out.records()
@@ -127,7 +128,7 @@ def main(options: Options) -> int:
     amounts = [each.amount for each in shards]
     tokens, documents = sum(each.tokens for each in amounts), sum(each.documents for each in amounts)
     print(
-        f"{options.out}: {len(shards)} shard{'s' * (len(shards) > 1)} of {options.split}, {tokens:,} tokens of {documents:,} documents, "
+        f"{options.out}: {amount(len(shards), 'shard')} of {options.split}, {tokens:,} tokens of {documents:,} documents, "
         f"vocabulary {settings.meaning.vocabulary:,}"
     )
     return 0
