@@ -128,8 +128,8 @@ def main(options: Options) -> int:
     amounts = [each.amount for each in shards]
     tokens, documents = sum(each.tokens for each in amounts), sum(each.documents for each in amounts)
     print(
-        f"{options.out}: {amount(len(shards), 'shard')} of {options.split}, {tokens:,} tokens of {documents:,} documents, "
-        f"vocabulary {settings.meaning.vocabulary:,}"
+        f"{options.out}: {amount(len(shards), 'shard')} of {options.split}, {tokens:,} tokens of {documents:,} "
+        f"documents, vocabulary {settings.meaning.vocabulary:,}"
     )
     return 0
 
