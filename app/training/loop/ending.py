@@ -157,8 +157,10 @@ def _tell(loop: StepLoop, use: str, used: int) -> None:
 
 
 def _faults(loop: StepLoop) -> list[str]:
-    """Say what makes the result worth little: what the metrics saw, and a loss that no evaluation saw fall."""
+    """Say what makes the result worth little: what was left out, what the metrics saw, a loss that did not fall."""
     faults = loop.services.remarks.lines()
+    if loop.missing:
+        faults.append(f"{loop.missing:,} samples were left out, as they could not be read, or were too long")
     losses = loop.services.logger.column(EVALUATED)
     if len(losses) > 1 and losses[0] - min(losses) < FALLS * abs(losses[0]):
         faults.append(f"{EVALUATED} did not fall: {losses[0]:.4f} in the first evaluation, {losses[-1]:.4f} now: {TRY}")
