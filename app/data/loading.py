@@ -22,7 +22,7 @@ from app.data.images.class_folders import image_tables
 from app.data.mixtures.joined import MixedRows
 from app.data.mixtures.mix_file import MixedSource, read_mix
 from app.data.mixtures.tables import Make, MixedTables, SourceTable, as_flags_say, common, concatenated
-from app.data.places_read import places_read
+from app.data.places_read import Place, parts_of, places_read
 from app.data.reading import near
 from app.data.rows import NO_MEASURES, Measures
 from app.data.rows import Rows as Sampled
@@ -67,8 +67,8 @@ class Tables:
     """If not, a finished model is evaluated, and `train` is the rows to evaluate on too."""
     stream: StreamedRows | None = None
     """The rows to train on, if they are streamed; `train` is some of them, to learn from what they hold."""
-    places: frozenset[str] = frozenset()
-    """The files that the rows of a mixture's source are read from."""
+    places: frozenset[Place] = frozenset()
+    """The files or folder that the rows of a mixture's source are read from."""
     shards: list[str] = field(default_factory=list)
     """Which shards are streamed, in lines."""
     trained: "Trained | None" = None
@@ -141,8 +141,8 @@ class Source:
     flag: str
     path: str
     tables: dict[str, "Dataset"]
-    places: list[str]
-    """The files, or the folder or Hub id with the configuration: equal for the same data, however they are named."""
+    places: list[Place]
+    """The files, or the folder or Hub id with the configuration."""
     is_running_text: bool
     """Rows are pieces of texts in order, so the end is held out and not rows drawn at random."""
     faults: dict[str, UserError] = field(default_factory=dict)
@@ -289,7 +289,7 @@ def source_tables(
         scored = None if stream.evaluation is None else as_flags_say(stream.evaluation, source)
         learnt = as_flags_say(stream.learnt, source)
         of_stream = Tables(learnt, learnt if scored is None else scored, note=stream.note, stream=stream.rows)
-        of_stream.places, of_stream.shards = stream.rows.places_of_shards, stream.shards
+        of_stream.places, of_stream.shards = frozenset(map(Place, stream.rows.places_of_shards)), stream.shards
         return of_stream
     opened = open_source(flag, config.path, config.name, config.columns, config.txt)
     for split, table in opened.tables.items():
@@ -307,17 +307,28 @@ def _refuse_shared(parts: Sequence[SourceTable]) -> None:
     """Refuse sources that share a file: rows that one holds out for evaluation would be trained on in the other."""
     for one, other in itertools.combinations(parts, 2):
         pairs = itertools.product(sorted(one.places), sorted(other.places))
-        if shared := next((max(pair, key=len) for pair in pairs if _is_in(*pair) or _is_in(*reversed(pair))), None):
+        if shared := next(filter(None, itertools.starmap(_shared, pairs)), ""):
             raise UserError(
-                f"--data.mix: {one.source.name} and {other.source.name} both read {shared.strip()}, so what one holds "
+                f"--data.mix: {one.source.name} and {other.source.name} both read {shared}, so what one holds "
                 "out for evaluation would be trained on in the other: give --data.eval-path, or sources without common "
                 "files"
             )
 
 
-def _is_in(place: str, folder: str) -> bool:
-    """Tell whether a place of data is the same as another one, or in it."""
-    return place == folder or place.startswith(f"{folder.strip()}/")
+def _shared(one: Place, other: Place) -> str:
+    """Name what two places of data have in common; nothing if they have nothing."""
+    of_one, of_other = parts_of(one), parts_of(other)
+    if of_one is not None and of_other is not None:
+        return min(of_one & of_other, default=Place("")).path
+    # What is read of a folder without a card, its names may say or not: so all of it.
+    pairs = itertools.product(of_one or [one], of_other or [other])
+    both = (pair for pair in pairs if _is_in(*pair) or _is_in(*reversed(pair)))
+    return max((place.path for place in next(both, ())), key=len, default="")
+
+
+def _is_in(place: Place, folder: Place) -> bool:
+    """Tell whether a place of data is the same as another one, or in it, whatever their configurations."""
+    return place.path == folder.path or place.path.startswith(f"{folder.path}/")
 
 
 def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables:
@@ -381,12 +392,12 @@ def _other_set(
         streams: what is trained on of streams.
     """
     path = os.path.expanduser(path)
-    _refuse_files(flag, path, split, trained, streams)
+    file = is_file_name(path)
+    configuration = "" if file or path.startswith("builtin:") else config.name
+    _refuse_files(flag, path, split, configuration, trained, streams)
     if is_streamed_set(path):
         return evaluation_set(flag, path, split, skips=getattr(config, "bad", "stop") == "skip"), ""
-    file = is_file_name(path)
     names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()
-    configuration = "" if file or path.startswith("builtin:") else config.name
     other = open_source(flag, [path], configuration, names, config.txt, used=columns)
     note = other.note
     if not split:
@@ -396,12 +407,17 @@ def _other_set(
     other.rows(split, of_split)  # for its error
     for source, rows in trained:
         _refuse_trained(config, needs, source, rows, other, split, flag, path)
-    _refuse_files(flag, path, split, trained, streams)
+    _refuse_files(flag, path, split, configuration, trained, streams)
     return other[split], note
 
 
 def _refuse_files(
-    flag: str, path: str, split: str, trained: Sequence[Trained], streams: Sequence[StreamedRows | None]
+    flag: str,
+    path: str,
+    split: str,
+    configuration: str,
+    trained: Sequence[Trained],
+    streams: Sequence[StreamedRows | None],
 ) -> None:
     """Refuse to evaluate on files that are trained on, by whatever names, folders or patterns both are given.
 
@@ -409,13 +425,15 @@ def _refuse_files(
     """
     files = [stream.places_of_shards for stream in streams if stream is not None]
     for source, rows in trained:
-        if os.path.isdir(folder := source.places[0].strip()):
+        place = source.places[0]
+        if os.path.isdir(place.path):
             splits = "+".join(name for name, _, _ in rows)
-            files += [places_read(folder, splits)] if os.path.realpath(path) != folder else []
+            is_same = place == Place(os.path.realpath(path), configuration)
+            files += [] if is_same else [places_read(place.path, splits, place.configuration)]
         elif os.path.isdir(path):
-            files += [frozenset(source.places)]
+            files += [frozenset(place.path for place in source.places)]
     places = frozenset(place for place in frozenset().union(*files) if is_url(place) == is_url(path))
-    if places and (shared := sorted(places & places_read(path, split))):
+    if places and (shared := sorted(places & places_read(path, split, configuration))):
         raise UserError(
             f"{flag} {path}: {shared[0]} would be both trained on and evaluated on; give other data, or leave the flag "
             "out"
@@ -440,7 +458,7 @@ def _refuse_trained(
     """
     scored = other.rows(split, "--data.eval-split")
     same = other.places == source.places
-    rows = overlap(trained, scored) if same else ", ".join(p for p in other.places if p in source.places)
+    rows = overlap(trained, scored) if same else ", ".join(p.path for p in other.places if p in source.places)
     if rows:
         fix = "; give other data, or leave it out"
         if flag != needs.set_flag and not getattr(config, "mix", ""):
@@ -508,6 +526,7 @@ def open_source(
         tables = read_folder(flag, path, name, txt, words)
     elif HUB_ID.fullmatch(path):
         tables = read(flag, path, lambda: builder_of(path, name))
+        name = next((table.info.config_name for table in tables.values()), name)  # of the default one, too
     else:
         raise UserError(f"{flag} {path}: no such file or folder{near(path)}")
     if not tables:
@@ -515,7 +534,7 @@ def open_source(
     if txt == parallel_files.KIND:
         tables = {split: parallel_files.spread(table) for split, table in tables.items()}
     whole = os.path.realpath(path) if os.path.isdir(path) else path
-    places = [os.path.realpath(file) for file in files] or [f"{whole} {name}"]
+    places = [Place(os.path.realpath(file)) for file in files] or [Place(whole, name)]
     is_running_text = next(iter(tables.values())).column_names == COLUMNS
     return Source(flag, path, tables, places, is_running_text, faults)
 
@@ -527,9 +546,9 @@ def _images_with_labels(flag: str, paths: Sequence[str], path: str, txt: str, is
         is_plain: neither a configuration nor columns are named, as only data sets and tables have them.
     """
     if txt == "boxes" and (tables := box_tables(flag, paths)):
-        return Source(flag, path, tables, [os.path.realpath(path)], is_running_text=False)
+        return Source(flag, path, tables, [Place(os.path.realpath(path))], is_running_text=False)
     if is_plain and txt in ("file", "images") and (folder := image_tables(flag, path, strict=txt == "images")):
-        place = f"{os.path.realpath(path)} "  # as of other folders, with the name of no configuration
+        place = Place(os.path.realpath(path))
         return Source(flag, path, folder.tables, [place], is_running_text=False, note=folder.note)
     return None
 
