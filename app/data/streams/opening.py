@@ -90,10 +90,12 @@ def is_streamed(flag: str, config: TableData) -> bool:
         for path in config.path:
             refuse_url(flag, path)
         return False
-    if config.stream == "false":
-        if len(config.path) == 1 and is_url(config.path[0]):
-            raise UserError(f"{flag} {config.path[0]}: a URL is read by chunks: leave out --data.stream false")
-        return False
+    several = UserError(f"{flag} names {len(config.path)} places: stream one folder, pattern or URL")
+    if url := next(filter(is_url, config.path), ""):
+        if len(config.path) > 1:
+            raise several
+        if config.stream == "false":
+            raise UserError(f"{flag} {url}: a URL is read by chunks: leave out --data.stream false")
     if not config.streams(lambda: _must_be(config.path)):
         return False
     for name, asked in (("name", config.name), ("columns", config.columns)):
@@ -102,7 +104,7 @@ def is_streamed(flag: str, config: TableData) -> bool:
     if config.split != "train":
         raise UserError(f"--data.split {config.split}: of streamed data, the split train is taken: leave it out")
     if len(config.path) != 1:
-        raise UserError(f"{flag} names {len(config.path)} places: stream one folder, pattern or URL")
+        raise several
     return True
 
 
