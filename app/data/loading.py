@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,7 +30,6 @@ from app.data.rows import Rows as Sampled
 from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import Finish, StreamedSamples
-from app.data.streams.shards import is_url
 from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table, plain_text
@@ -394,9 +394,14 @@ def _other_set(
     path = os.path.expanduser(path)
     file = is_file_name(path)
     configuration = "" if file or path.startswith("builtin:") else config.name
-    _refuse_files(flag, path, split, configuration, trained, streams)
-    if is_streamed_set(path):
-        return evaluation_set(flag, path, split, skips=getattr(config, "bad", "stop") == "skip"), ""
+    by_chunks = is_streamed_set(path)
+    place = None if by_chunks else Place(os.path.realpath(path), configuration)
+    files = _files_trained(place, trained, streams)
+    refuse = partial(_refuse_files, flag, path, files)
+    if by_chunks:
+        return evaluation_set(flag, path, split, refuse, skips=getattr(config, "bad", "stop") == "skip"), ""
+    if files:
+        refuse(places_read(path, split, configuration))
     names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()
     other = open_source(flag, [path], configuration, names, config.txt, used=columns)
     note = other.note
@@ -407,33 +412,38 @@ def _other_set(
     other.rows(split, of_split)  # for its error
     for source, rows in trained:
         _refuse_trained(config, needs, source, rows, other, split, flag, path)
-    _refuse_files(flag, path, split, configuration, trained, streams)
+    if files:
+        refuse(places_read(path, split, configuration))
     return other[split], note
 
 
-def _refuse_files(
-    flag: str,
-    path: str,
-    split: str,
-    configuration: str,
-    trained: Sequence[Trained],
-    streams: Sequence[StreamedRows | None],
-) -> None:
-    """Refuse to evaluate on files that are trained on, by whatever names, folders or patterns both are given.
+def _files_trained(
+    scored: Place | None, trained: Sequence[Trained], streams: Sequence[StreamedRows | None]
+) -> frozenset[str]:
+    """Return the files that are trained on, of which none may be evaluated on.
 
-    What is read as a whole from the same files or the same folder is left to `_refuse_trained`, which knows its rows.
+    Args:
+        scored: what is evaluated on, if it is read as a whole; what is trained on of the same files or the same folder
+            is then left to `_refuse_trained`, which knows its rows.
     """
     files = [stream.places_of_shards for stream in streams if stream is not None]
     for source, rows in trained:
         place = source.places[0]
         if os.path.isdir(place.path):
             splits = "+".join(name for name, _, _ in rows)
-            is_same = place == Place(os.path.realpath(path), configuration)
-            files += [] if is_same else [places_read(place.path, splits, place.configuration)]
-        elif os.path.isdir(path):
+            files += [] if place == scored else [places_read(place.path, splits, place.configuration)]
+        elif scored is None or os.path.isdir(scored.path):
             files += [frozenset(place.path for place in source.places)]
-    places = frozenset(place for place in frozenset().union(*files) if is_url(place) == is_url(path))
-    if places and (shared := sorted(places & places_read(path, split, configuration))):
+    return frozenset().union(*files)
+
+
+def _refuse_files(flag: str, path: str, trained: frozenset[str], scored: frozenset[str]) -> None:
+    """Refuse to evaluate on files that are trained on, by whatever names, folders or patterns both are given.
+
+    Args:
+        flag: the one that names what is evaluated on, by `path`.
+    """
+    if shared := sorted(trained & scored):
         raise UserError(
             f"{flag} {path}: {shared[0]} would be both trained on and evaluated on; give other data, or leave the flag "
             "out"

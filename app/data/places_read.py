@@ -9,10 +9,9 @@ from app.data import card
 from app.data.folders import files_below, splits_by_name
 from app.data.patterns import divided, files_of, fits
 from app.data.reading import read_whole
-from app.data.streams.shards import Shard, is_url, real_place, survey
+from app.data.streams.shards import Shard, real_place
 from app.data.tables.files import READERS, extension
 from app.data.tables.splits import EVAL_SPLITS, kind_of, names_in
-from app.errors import UserError
 
 
 class Place(NamedTuple):
@@ -25,21 +24,13 @@ class Place(NamedTuple):
 
 
 def places_read(path: str, split: str, configuration: str = "") -> frozenset[str]:
-    """Return the real paths or URLs of the files of tables that a path and a split are read from.
+    """Return the real paths of the files of tables that a local path and a split are read from.
 
     Args:
         split: or slices of several; empty: what is evaluated on where nothing else is said, a split of its own or all.
         configuration: of a folder whose card describes several.
     """
     path = os.path.expanduser(path)
-    if is_url(path):
-        try:
-            surveyed = survey("", path)
-        except UserError:  # which is said where it is read
-            return frozenset()
-        by_split = {name: [shard.name for shard in shards] for name, shards in surveyed.by_split.items()}
-        named = [shard.name for shard in surveyed.files] or _of_split(by_split, split)
-        return frozenset(real_place(f"{surveyed.folder}/{name}") for name in named)
     if not os.path.isdir(path) or divided(path).pattern:
         return frozenset(map(real_place, files_of(path)))
     return frozenset(real_place(os.path.join(path, name)) for name in _of_split(_in_folder(path, configuration), split))

@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -160,26 +161,23 @@ def is_streamed_set(path: str) -> bool:
     return is_url(path) or format_at(path) == "tar"
 
 
-def evaluation_set(flag: str, path: str, split: str, skips: bool = False) -> "Dataset":
+def evaluation_set(
+    flag: str, path: str, split: str, check: Callable[[frozenset[str]], None], skips: bool = False
+) -> "Dataset":
     """Read data to evaluate on: of a split, or of the first of validation, test and train that there is.
 
     Args:
+        check: is called with the paths or URLs of the shards before any of them is read, and may refuse them.
         skips: leave out the rows of chunks that stay damaged.
 
     Raises:
         UserError: they cannot be read.
     """
-    chosen = kind_of(split) or split or own_evaluation(path) or "train"
-    index = index_of(flag, path, find_shards(flag, path, chosen), chosen, skips)
-    return whole(flag, index, f"{flag} {path}", skips)
-
-
-def own_evaluation(path: str) -> str:
-    """Name the split of data to evaluate on where none is asked for; empty if there is none, as of named files."""
-    try:
-        return _own_split(survey("", os.path.expanduser(path)))
-    except UserError:  # which is said where the data are read
-        return ""
+    surveyed = survey(flag, path)
+    chosen = kind_of(split) or split or _own_split(surveyed) or "train"
+    shards = surveyed.of(chosen)
+    check(shards.places)
+    return whole(flag, index_of(flag, path, shards, chosen, skips), f"{flag} {path}", skips)
 
 
 def _own_split(surveyed: Survey) -> str:
