@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from app.data.mixtures.joined import MixedRows, Slice
 from app.data.mixtures.mix_file import FLAG, Mix, MixedSource
-from app.data.places_read import Place
 from app.data.rows import NO_MEASURES, LeavesOut, Measures, Rows
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import Finish, Finished, StreamedSamples
@@ -32,8 +31,6 @@ class SourceTable:
     table: "Dataset"
     """All of its rows; of a stream, some of them."""
     stream: StreamedRows | None
-    places: frozenset[Place]
-    """The files or the folder that it is read from."""
 
     @property
     def rows(self) -> int:
