@@ -12,7 +12,7 @@ from app.data.patterns import divided, files_of, fits
 from app.data.reading import read_whole
 from app.data.streams.shards import Shard, real_place
 from app.data.tables.files import READERS, extension
-from app.data.tables.splits import EVAL_SPLITS, Rows, kind_of, names_in, overlap
+from app.data.tables.splits import Rows, for_evaluation, kind_of, names_in, overlap
 from app.errors import UserError
 
 
@@ -204,6 +204,6 @@ def _by_name(names: list[str]) -> dict[str, list[str]]:
 
 
 def _of_split(by_split: dict[str, list[str]], split: str) -> Iterable[str]:
-    own = next((kind_of(word) for word in EVAL_SPLITS if kind_of(word) in by_split), "train")
-    wanted = {kind_of(name) or name for name in names_in(split)} if split else {own}
+    own = next(iter(for_evaluation(by_split)), "train")
+    wanted = {kind_of(name) or name for name in names_in(split or own)}
     return [name for kind, names in by_split.items() if kind in wanted for name in names]

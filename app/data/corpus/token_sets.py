@@ -21,7 +21,7 @@ from app.data.streams.index import index_of
 from app.data.streams.opening import GB
 from app.data.streams.shards import is_url
 from app.data.tables.columns import name_of
-from app.data.tables.splits import count_of, named_sets
+from app.data.tables.splits import count_of, for_evaluation, named_sets
 from app.data.text.encoding import lasting_identity
 from app.data.text.tokenizer import with_mask
 from app.errors import UserError
@@ -129,7 +129,7 @@ def to_train_on(config: CorpusData, columns: Sequence[str], flag: str = "--data.
     if config.eval_path:
         scored = to_evaluate_on(config, columns, "--data.eval-path", config.eval_path, config.eval_split, train)
         return TokenTables(as_asked(train), scored)
-    own = [split for split in SPLITS[1:] if split in splits_at(path) and split != config.split]
+    own = [split for split in for_evaluation(splits_at(path)) if split != config.split]
     if chosen := config.eval_split or next(iter(own), ""):
         return TokenTables(as_asked(train), _evaluated("--data.eval-split", path, chosen, config, train))
     if len(train) < 2:
@@ -171,8 +171,8 @@ def to_evaluate_on(
     """Open tokens, or a table of texts, to evaluate on."""
     path = os.path.expanduser(path)
     if holds_tokens(path):
-        preferred = [each for each in (*SPLITS[1:], SPLITS[0]) if each in splits_at(path)]
-        return _evaluated(flag, path, split or preferred[0], config, train)
+        split = split or next(iter(for_evaluation(splits_at(path))), "train")
+        return _evaluated(flag, path, split, config, train)
     alone = dataclasses.replace(config, path=(), eval_path=path, eval_split=split, eval_sets=())
     return load_tables(alone, columns=columns, needs=Needs(training_rows=False)).evaluation
 

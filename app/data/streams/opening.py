@@ -19,7 +19,7 @@ from app.data.streams.left_out import LeftOut, readable
 from app.data.streams.rows import StreamedRows
 from app.data.streams.shards import Survey, find_shards, format_at, is_url, survey
 from app.data.tables.columns import Piece, name_table
-from app.data.tables.splits import SPLIT_WORDS, count_of, kind_of
+from app.data.tables.splits import EVAL_KINDS, count_of, for_evaluation, kind_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
 from app.sampling.permutation import permute
@@ -31,7 +31,6 @@ GB = 10**9
 # Rows from which a tokenizer or the kind of labels is learnt, of chunks from all over the data.
 LEARNT, LEARNT_CHUNKS = 10_000, 4
 MOST_NAMED = 10_000  # chunks of a table by which its rows are named; each costs some bytes in every selection
-EVAL_SPLITS = tuple(split for split in SPLIT_WORDS if split != "train")
 HELD_OUT_SHARE = 8  # of the room for chunks, what is held out may take one part in so many
 TOLD = 0.2  # how far the share of rows that is held out may be from the one asked for, before it is said
 HELD_OUT_EPOCH = 1 << 40  # of the order of chunks, whose first ones are held out
@@ -174,14 +173,10 @@ def evaluation_set(
         UserError: they cannot be read.
     """
     surveyed = survey(flag, path)
-    chosen = kind_of(split) or split or _own_split(surveyed) or "train"
+    chosen = kind_of(split) or split or next(iter(for_evaluation(surveyed.by_split)), "train")
     shards = surveyed.of(chosen)
     check(shards.places)
     return whole(flag, index_of(flag, path, shards, chosen, skips), f"{flag} {path}", skips)
-
-
-def _own_split(surveyed: Survey) -> str:
-    return next((name for name in EVAL_SPLITS if name in surveyed.by_split), "")
 
 
 def _own_evaluation(config: TableData, surveyed: Survey) -> "Dataset | None":
@@ -192,11 +187,11 @@ def _own_evaluation(config: TableData, surveyed: Survey) -> "Dataset | None":
             f"--data.eval-split {config.eval_split}: {flag} {path} names files, all to train on: give the folder, or "
             "--data.eval-path"
         )
-    split = (kind_of(config.eval_split) or config.eval_split) or _own_split(surveyed)
+    split = kind_of(config.eval_split) or config.eval_split or next(iter(for_evaluation(surveyed.by_split)), "")
     if not split:
         return None
-    if split not in EVAL_SPLITS:
-        raise UserError(f"--data.eval-split {split}: of streamed data, give {' or '.join(EVAL_SPLITS)}")
+    if split not in EVAL_KINDS:
+        raise UserError(f"--data.eval-split {split}: of streamed data, give {' or '.join(EVAL_KINDS)}")
     assert isinstance(config, Streams)
     skips = config.bad == "skip"
     index = index_of(flag, path, surveyed.of(split), split, skips)
