@@ -16,8 +16,8 @@ PAPERS = ("readme", "license", "licence", "changelog", "citation")
 TOLD = {"dataset_info", "dataset_infos", "dataset_dict", "config", "state", "index", "manifest", "metadata", "stats"}
 
 
-def log_among(names: Iterable[str]) -> tuple[str, str] | None:
-    """Return what says which files of a table count, and the program that it is of, if any of some paths is such.
+def log_among(names: Iterable[str]) -> str:
+    """Say which of some paths tells which files of a table count, and what to do; nothing if none does.
 
     Args:
         names: of files, and perhaps of folders, below the folder of the data, with slashes.
@@ -25,10 +25,17 @@ def log_among(names: Iterable[str]) -> tuple[str, str] | None:
     for name in names:
         for part in name.split("/"):
             if part in LOGS:
-                return part, LOGS[part]
+                return _log(part, LOGS[part])
         if ICEBERG.fullmatch(name):
-            return name, "Apache Iceberg"
-    return None
+            return _log(name, "Apache Iceberg")
+    return ""
+
+
+def _log(name: str, program: str) -> str:
+    return (
+        f"{name} is of {program}, which says there which files of the table still count: export the table to files of "
+        "its rows, or, if all files count, name them by a pattern"
+    )
 
 
 def is_paper(name: str) -> bool:

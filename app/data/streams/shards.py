@@ -185,10 +185,7 @@ def survey(flag: str, path: str) -> Survey:
         return Survey(flag, path, place.folder, tuple(files), {}, ())
     shards = [shard for shard in files if shard.format and not _is_aside(shard.name)]
     if log := log_among(each.name for each in entries):
-        raise UserError(
-            f"{what}: {log[0]} is of {log[1]}, which says there which files of the table still count: export the table "
-            "to files of its rows, or, if all files count, name them by a pattern"
-        )
+        raise UserError(f"{what}: {log}")
     if not shards:
         raise UserError(f"{what}: {NONE}")
     by_split = _by_split(what, shards)

@@ -101,10 +101,7 @@ def check_whole(flag: str, folder: str) -> None:
         if extension(each.name) in READERS and (trouble := _trouble(each)):
             raise UserError(f"{flag} {folder}: {each.name} {trouble}: move it, or name the files by a pattern")
     if log := log_among(names):
-        raise UserError(
-            f"{flag} {folder}: {log[0]} is of {log[1]}, which says there which files of the table still count: export "
-            "the table to files of its rows, or, if all files count, name them by a pattern"
-        )
+        raise UserError(f"{flag} {folder}: {log}")
 
 
 def _trouble(entry: Below) -> str:
