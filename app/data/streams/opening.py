@@ -96,7 +96,7 @@ def is_streamed(flag: str, config: TableData) -> bool:
             raise several
         if config.stream == "false":
             raise UserError(f"{flag} {url}: a URL is read by chunks: leave out --data.stream false")
-    if not config.streams(lambda: _must_be(config.path)):
+    if not config.streams(lambda: _only_by_chunks(config.path)):
         return False
     for name, asked in (("name", config.name), ("columns", config.columns)):
         if asked:
@@ -108,7 +108,7 @@ def is_streamed(flag: str, config: TableData) -> bool:
     return True
 
 
-def _must_be(paths: tuple[str, ...]) -> bool:
+def _only_by_chunks(paths: tuple[str, ...]) -> bool:
     """Tell whether data can only be streamed, or are too large for the disk of the cache."""
     if len(paths) != 1 or paths[0].startswith(("builtin:", "hf://")):
         return False

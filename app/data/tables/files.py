@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.data.file_names import log_among
 from app.data.folders import Below, entries_below, files_below
 from app.data.images import formats
-from app.data.left_out import log_among
 from app.data.patterns import divided, files_of
 from app.data.reading import near
 from app.errors import UserError

@@ -1,4 +1,4 @@
-"""What would be missing, or too much, where a folder of data is read by the names of its files."""
+"""Which file names in a folder of data mean rows, and which mean table logs, notes or unfinished files."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ TABLES = {".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tar", ".ar
 PACKERS = {".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".snappy", ".br", ".7z"}
 WHOLE = {".tgz", ".tbz2", ".txz"}
 UNFINISHED = {".tmp", ".temp", ".part", ".partial", ".inprogress", ".incomplete", ".crdownload", ".filepart"}
-PAPERS = ("readme", "license", "licence", "changelog", "citation")
+READMES = ("readme", "license", "licence", "changelog", "citation")
 # Files of JSON that tell of other files.
 TOLD = {"dataset_info", "dataset_infos", "dataset_dict", "config", "state", "index", "manifest", "metadata", "stats"}
 
@@ -38,9 +38,9 @@ def _log(name: str, program: str) -> str:
     )
 
 
-def is_paper(name: str) -> bool:
+def is_readme(name: str) -> bool:
     """Tell whether a file is for people, such as a README."""
-    return PurePosixPath(name).name.lower().startswith(PAPERS)
+    return PurePosixPath(name).name.lower().startswith(READMES)
 
 
 def looks_like_data(name: str, beside: str) -> bool:
