@@ -178,6 +178,7 @@ def load_tables(
     columns: Sequence[str] = (),
     needs: Needs = EVERYTHING,
     optional: Sequence[str] = (),
+    trained: Trained = NOTHING,
 ) -> Tables:
     """Load the table to train on and the table to evaluate on.
 
@@ -189,22 +190,24 @@ def load_tables(
         columns: a split without them is not chosen to evaluate on.
         needs: of the run, `run.needs`.
         optional: further columns that are used where they are there; of a mixture, all sources or none must have them.
+        trained: what is trained on, if only what to evaluate on is loaded here.
 
     Raises:
         UserError: data cannot be read, or rows would be both trained on and evaluated on.
     """
     with using_cache():
         if needs.skips_training_rows(config):
-            table, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
-            tables = Tables(table, table, note=note, has_training_rows=False)
+            asked = "--data.eval-path", config.eval_path, config.eval_split
+            table, note = _other_set(config, needs, *asked, columns, trained)
+            tables = Tables(table, table, note=note, has_training_rows=False, trained=trained)
         elif isinstance(config, Streams) and config.mix:
             tables = _mixture(config, needs, needed, seed, columns, optional)
         elif is_streamed("--data.path", config):
             tables = _streamed(config, needs, columns)
         else:
             source = open_source("--data.path", config.path, config.name, config.columns, config.txt, used=columns)
-            trained = source.taken(config.split, "--data.split")
-            tables = _first_tables(config, needs, source, trained, needed, seed, columns)
+            taken = source.taken(config.split, "--data.split")
+            tables = _first_tables(config, needs, source, taken, needed, seed, columns)
         for name, other in named_sets(config.eval_sets).items():
             tables.others[name], _ = _other_set(config, needs, needs.set_flag, *other, columns, tables.trained)
         if only := needs.only_set:
