@@ -15,6 +15,8 @@ class Configuration(NamedTuple):
     name: str
     patterns: dict[str, list[str]]
     """Of the files of each split; empty: their names say it."""
+    is_default: bool
+    """Whether it is the one that is read where none is named."""
 
 
 def configurations(card: str) -> list[Configuration]:
@@ -35,13 +37,30 @@ def configurations(card: str) -> list[Configuration]:
         return []
     if wrong := next((each for each in listed if not isinstance(each, dict)), None):
         raise ValueError(f"one of its configs is {wrong!r}, no names with values")
-    return [Configuration(str(each.get("config_name", "")), _patterns(each)) for each in listed]
+    return [
+        Configuration(name := str(each.get("config_name", "")), _patterns(each), _is_default(each, name, len(listed)))
+        for each in listed
+    ]
+
+
+def _is_default(config: Mapping[str, Any], name: str, count: int) -> bool:
+    return count == 1 or name == "default" or bool(config.get("default"))
+
+
+def configuration_of(card: str, name: str) -> Configuration | None:
+    """Return the configuration of a name, or the default one if it is empty; None if there is none.
+
+    Raises:
+        ValueError: see `configurations`.
+    """
+    described = configurations(card)
+    return next((each for each in described if (each.name == name if name else each.is_default)), None)
 
 
 def _patterns(config: Mapping[str, Any]) -> dict[str, list[str]]:
     files, folder = config.get("data_files"), config.get("data_dir")
     if files is None:
-        return {"": [f"{normpath(str(folder))}/**"]} if folder else {}
+        return {"": [normpath(f"{folder}/**")]} if folder else {}
     if isinstance(files, list) and all(isinstance(each, dict) for each in files):
         files = {str(each.get("split")): each.get("path") for each in files}
     by_split = files if isinstance(files, dict) else {"train": files}

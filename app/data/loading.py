@@ -5,12 +5,12 @@ what datasets reads differently from file to file (csv, json, txt: see these mod
 the file and the fix.
 """
 
-import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -19,24 +19,23 @@ from app.data.boxes.files import box_tables
 from app.data.cache import cache_of, using_cache
 from app.data.config import Streams, TableData
 from app.data.images.class_folders import image_tables
+from app.data.leaks import NOTHING, Place, Taken, Trained, places_read, refuse_files, refuse_rows, refuse_shared
 from app.data.mixtures.joined import MixedRows
 from app.data.mixtures.mix_file import MixedSource, read_mix
 from app.data.mixtures.tables import Make, MixedTables, SourceTable, as_flags_say, common, concatenated
-from app.data.places_read import places_read
 from app.data.reading import near
 from app.data.rows import NO_MEASURES, Measures
 from app.data.rows import Rows as Sampled
 from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import Finish, StreamedSamples
-from app.data.streams.shards import is_url
 from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table, plain_text
 from app.data.tables.conll_files import splits_in
 from app.data.tables.files import check_holds_data, check_whole, find_files, is_file_name, reader_of
 from app.data.tables.readers import builder_of, read, read_files, read_folder
-from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, names_in, overlap, own_eval_splits, rows_of
+from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, names_in, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -67,12 +66,10 @@ class Tables:
     """If not, a finished model is evaluated, and `train` is the rows to evaluate on too."""
     stream: StreamedRows | None = None
     """The rows to train on, if they are streamed; `train` is some of them, to learn from what they hold."""
-    places: frozenset[str] = frozenset()
-    """The files that the rows of a mixture's source are read from."""
     shards: list[str] = field(default_factory=list)
     """Which shards are streamed, in lines."""
-    trained: "Trained | None" = None
-    """The rows to train on of a mixture's source, if it is not streamed."""
+    trained: Trained = NOTHING
+    """Where the rows to train on are read from."""
     mixed: MixedTables | None = None
     """The sources to train on, if there are several; `train` has the rows of all, but of streams some."""
 
@@ -141,14 +138,18 @@ class Source:
     flag: str
     path: str
     tables: dict[str, "Dataset"]
-    places: list[str]
-    """The files, or the folder or Hub id with the configuration: equal for the same data, however they are named."""
+    places: list[Place]
+    """The files, or the folder or Hub id with the configuration."""
     is_running_text: bool
     """Rows are pieces of texts in order, so the end is held out and not rows drawn at random."""
     faults: dict[str, UserError] = field(default_factory=dict)
     """Why splits cannot be used."""
     note: str = ""
     """What the user should know of how it was read."""
+
+    def taken(self, split: str, flag: str) -> Taken:
+        """Return the rows that a split stands for, with where they are from; `flag` names it in errors."""
+        return Taken(self.places, self.rows(split, flag))
 
     def rows(self, split: str, flag: str) -> list[Rows]:
         """Return the rows that a split stands for; `flag` names it in errors."""
@@ -170,13 +171,6 @@ class Source:
         return name_table(table, f"{self.flag} {self.path}{shown}")
 
 
-class Trained(NamedTuple):
-    """Rows that are trained on, of a data set that is read as a whole."""
-
-    source: Source
-    rows: list[Rows]
-
-
 def load_tables(
     config: TableData,
     needed: Callable[..., np.ndarray] | None = None,
@@ -184,6 +178,7 @@ def load_tables(
     columns: Sequence[str] = (),
     needs: Needs = EVERYTHING,
     optional: Sequence[str] = (),
+    trained: Trained = NOTHING,
 ) -> Tables:
     """Load the table to train on and the table to evaluate on.
 
@@ -195,27 +190,26 @@ def load_tables(
         columns: a split without them is not chosen to evaluate on.
         needs: of the run, `run.needs`.
         optional: further columns that are used where they are there; of a mixture, all sources or none must have them.
+        trained: what is trained on, if only what to evaluate on is loaded here.
 
     Raises:
         UserError: data cannot be read, or rows would be both trained on and evaluated on.
     """
-    trained: list[Trained] = []
     with using_cache():
         if needs.skips_training_rows(config):
-            table, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
-            tables = Tables(table, table, note=note, has_training_rows=False)
+            asked = "--data.eval-path", config.eval_path, config.eval_split
+            table, note = _other_set(config, needs, *asked, columns, trained)
+            tables = Tables(table, table, note=note, has_training_rows=False, trained=trained)
         elif isinstance(config, Streams) and config.mix:
-            tables, trained = _mixture(config, needs, needed, seed, columns, optional)
+            tables = _mixture(config, needs, needed, seed, columns, optional)
         elif is_streamed("--data.path", config):
             tables = _streamed(config, needs, columns)
         else:
             source = open_source("--data.path", config.path, config.name, config.columns, config.txt, used=columns)
-            trained = [Trained(source, source.rows(config.split, "--data.split"))]
-            tables = _first_tables(config, needs, *trained[0], needed, seed, columns)
-            tables.note = "; ".join(filter(None, (source.note, tables.note)))
-        streams = [tables.stream, *(part.stream for part in tables.mixed.tables)] if tables.mixed else [tables.stream]
+            taken = source.taken(config.split, "--data.split")
+            tables = _first_tables(config, needs, source, taken, needed, seed, columns)
         for name, other in named_sets(config.eval_sets).items():
-            tables.others[name], _ = _other_set(config, needs, needs.set_flag, *other, columns, trained, streams)
+            tables.others[name], _ = _other_set(config, needs, needs.set_flag, *other, columns, tables.trained)
         if only := needs.only_set:
             return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
@@ -228,10 +222,8 @@ def _mixture(
     seed: int,
     columns: Sequence[str],
     optional: Sequence[str],
-) -> tuple[Tables, list[Trained]]:
+) -> Tables:
     """Return the sources of a mixture to train on, and the main set to evaluate on: rows of all of them.
-
-    Also what is trained on of those that are not streamed.
 
     Raises:
         UserError: --data.path is given too, or a source cannot be read.
@@ -239,28 +231,29 @@ def _mixture(
     assert isinstance(config, TableData)
     check_alone(config)
     mix = read_mix(config, config.mix)
-    parts, scored, trained, shards, notes = [], [], list[Trained](), list[str](), list[str]()
+    parts, scored, shards, notes = [], [], list[str](), list[str]()
+    trained_by_source: dict[str, Trained] = {}
     for each in mix.sources:
         tables = source_tables(each, each.applied(config, 1 / len(mix.sources)), needs, needed, seed, columns)
-        parts.append(SourceTable(each, tables.train, tables.stream, tables.places))
+        parts.append(SourceTable(each, tables.train, tables.stream))
         scored.append(tables.evaluation)
-        trained += [tables.trained] if tables.trained else []
+        trained_by_source[each.name] = tables.trained
         shards += [f"{each.name}: {line}" for line in tables.shards]
         notes += [f"{each.name}: {tables.note}"] if tables.stream is not None and tables.note else []
     names = [each.name for each in mix.sources]
     tables_to_train = [part.table for part in parts]
     columns = [*columns, *common(tables_to_train, optional, names)]
     train = concatenated(tables_to_train, columns, names)
-    note = ""
+    trained, note = Trained.of(trained_by_source.values()), ""
     if config.eval_path:
         flag, split = "--data.eval-path", config.eval_split
-        streams = [part.stream for part in parts]
-        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, trained, streams)
+        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, trained)
     else:
-        _refuse_shared(parts)
+        refuse_shared(trained_by_source)
         evaluation = concatenated(scored, columns, names)
-    mixed, note = MixedTables(mix, tuple(parts)), "; ".join(filter(None, (*notes, note)))
-    return Tables(train, evaluation, note=note, held_out=not config.eval_path, shards=shards, mixed=mixed), trained
+    mixed, note = MixedTables(mix, tuple(parts)), _joined(*notes, note)
+    held_out = not config.eval_path
+    return Tables(train, evaluation, held_out=held_out, note=note, shards=shards, trained=trained, mixed=mixed)
 
 
 def check_alone(config: TableData) -> None:
@@ -288,79 +281,70 @@ def source_tables(
         stream = open_stream(config, not config.eval_path, flag)
         scored = None if stream.evaluation is None else as_flags_say(stream.evaluation, source)
         learnt = as_flags_say(stream.learnt, source)
-        of_stream = Tables(learnt, learnt if scored is None else scored, note=stream.note, stream=stream.rows)
-        of_stream.places, of_stream.shards = stream.rows.places_of_shards, stream.shards
-        return of_stream
+        trained = Trained(streamed=stream.rows.places_of_shards)
+        scored = learnt if scored is None else scored
+        return Tables(learnt, scored, note=stream.note, stream=stream.rows, shards=stream.shards, trained=trained)
     opened = open_source(flag, config.path, config.name, config.columns, config.txt)
     for split, table in opened.tables.items():
         opened.tables[split] = as_flags_say(name_table(table, f"{flag} {opened.path}, split {split}"), source)
-    trained = opened.rows(config.split, flag)
+    taken = opened.taken(config.split, flag)
     if config.eval_path:
-        tables = Tables(opened[config.split], opened[config.split])
-    else:
-        tables = _first_tables(config, needs, opened, trained, needed, seed, columns)
-    tables.places, tables.trained = frozenset(opened.places), Trained(opened, trained)
-    return tables
-
-
-def _refuse_shared(parts: Sequence[SourceTable]) -> None:
-    """Refuse sources that share a file: rows that one holds out for evaluation would be trained on in the other."""
-    for one, other in itertools.combinations(parts, 2):
-        pairs = itertools.product(sorted(one.places), sorted(other.places))
-        if shared := next((max(pair, key=len) for pair in pairs if _is_in(*pair) or _is_in(*reversed(pair))), None):
-            raise UserError(
-                f"--data.mix: {one.source.name} and {other.source.name} both read {shared.strip()}, so what one holds "
-                "out for evaluation would be trained on in the other: give --data.eval-path, or sources without common "
-                "files"
-            )
-
-
-def _is_in(place: str, folder: str) -> bool:
-    """Tell whether a place of data is the same as another one, or in it."""
-    return place == folder or place.startswith(f"{folder.strip()}/")
+        return Tables(opened[config.split], opened[config.split], trained=Trained((taken,)))
+    return _first_tables(config, needs, opened, taken, needed, seed, columns)
 
 
 def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables:
     """Return streamed rows to train on, and the main set to evaluate on."""
     stream = open_stream(config, not config.eval_path)
-    evaluation, note = stream.evaluation, stream.note
+    evaluation, note, trained = stream.evaluation, stream.note, Trained(streamed=stream.rows.places_of_shards)
     if evaluation is None:
         asked = "--data.eval-path", config.eval_path, config.eval_split
-        evaluation, more = _other_set(config, needs, *asked, columns, streams=[stream.rows])
-        note = "; ".join(filter(None, (note, more)))
-    of_rows = Tables(stream.learnt, evaluation, held_out=stream.held_out, note=note, stream=stream.rows)
-    of_rows.shards = stream.shards
-    return of_rows
+        evaluation, more = _other_set(config, needs, *asked, columns, trained)
+        note = _joined(note, more)
+    return Tables(
+        stream.learnt,
+        evaluation,
+        held_out=stream.held_out,
+        note=note,
+        stream=stream.rows,
+        shards=stream.shards,
+        trained=trained,
+    )
 
 
 def _first_tables(
     config: TableData,
     needs: Needs,
     source: Source,
-    trained: list[Rows],
+    taken: Taken,
     needed: Callable[..., np.ndarray] | None,
     seed: int,
     columns: Sequence[str],
 ) -> Tables:
     """Return the rows of a source that are trained on, and the main set to evaluate on."""
-    train = source[config.split]
+    train, trained = source[config.split], Trained((taken,))
     if source.is_running_text and (lacking := [name for name in columns if name not in train.column_names]):
         hint = plain_text(has_flag="txt" in {each.name for each in fields(config)})
         raise UserError(f"{name_of(train)} has no column {lacking[0]}{hint}")
     if config.eval_path:
         flag, split = "--data.eval-path", config.eval_split
-        own = [Trained(source, trained)]
-        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, own)
-        return Tables(train, evaluation, note=note)
+        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, trained)
+        return Tables(train, evaluation, note=_joined(source.note, note), trained=trained)
     split, note = config.eval_split, ""
     if not split:
-        split, note = own_eval_splits(source.tables, trained, columns)
+        split, note = own_eval_splits(source.tables, taken.rows, columns)
+    note = _joined(source.note, note)
     if split:
-        _refuse_trained(config, needs, source, trained, source, split, "--data.eval-split", split)
-        return Tables(train, source[split], note=note)
+        flag = "--data.eval-split"
+        refuse_rows(flag, split, taken, source.taken(split, flag), _other_rows(config, needs, flag, split))
+        return Tables(train, source[split], note=note, trained=trained)
     if source.is_running_text:
-        return Tables(*hold_out_end(train, config.holdout), held_out=True, note=note)
-    return Tables(*hold_out(train, config.holdout, seed, needed), held_out=True, note=note)
+        return Tables(*hold_out_end(train, config.holdout), held_out=True, note=note, trained=trained)
+    return Tables(*hold_out(train, config.holdout, seed, needed), held_out=True, note=note, trained=trained)
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def _other_set(
@@ -370,86 +354,49 @@ def _other_set(
     path: str,
     split: str,
     columns: Sequence[str],
-    trained: Sequence[Trained] = (),
-    streams: Sequence[StreamedRows | None] = (),
+    trained: Trained = NOTHING,
 ) -> "tuple[Dataset, str]":
     """Open a set to evaluate on that a flag names, and say what the user should know of the choice of its split.
 
     Args:
         split: to take; empty: the validation or test split if there is one with the columns, else train.
-        trained: what is trained on, as far as it is read as a whole.
-        streams: what is trained on of streams.
+        trained: what is trained on, none of which may be evaluated on.
     """
     path = os.path.expanduser(path)
-    _refuse_files(flag, path, split, trained, streams)
-    if is_streamed_set(path):
-        return evaluation_set(flag, path, split, skips=getattr(config, "bad", "stop") == "skip"), ""
     file = is_file_name(path)
-    names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()
     configuration = "" if file or path.startswith("builtin:") else config.name
+    by_chunks = is_streamed_set(path)
+    place = None if by_chunks else Place(os.path.realpath(path), configuration)
+    files = trained.files(place)
+    refuse = partial(refuse_files, flag, path, files)
+    if by_chunks:
+        return evaluation_set(flag, path, split, refuse, skips=getattr(config, "bad", "stop") == "skip"), ""
+    if files:
+        refuse(places_read(path, split, configuration))
+    names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()
     other = open_source(flag, [path], configuration, names, config.txt, used=columns)
     note = other.note
     if not split:
         chosen_split, why = own_eval_splits(other.tables, [], columns)
-        split, note = chosen_split or "train", "; ".join(filter(None, (note, why)))
+        split, note = chosen_split or "train", _joined(note, why)
     of_split = "--data.eval-split" if flag == "--data.eval-path" else needs.split_flag
-    other.rows(split, of_split)  # for its error
-    for source, rows in trained:
-        _refuse_trained(config, needs, source, rows, other, split, flag, path)
-    _refuse_files(flag, path, split, trained, streams)
+    scored = other.taken(split, of_split)
+    for each in trained.whole:
+        refuse_rows(flag, path, each, scored, _other_rows(config, needs, flag, split))
+    if files:
+        refuse(places_read(path, split, configuration))
     return other[split], note
 
 
-def _refuse_files(
-    flag: str, path: str, split: str, trained: Sequence[Trained], streams: Sequence[StreamedRows | None]
-) -> None:
-    """Refuse to evaluate on files that are trained on, by whatever names, folders or patterns both are given.
-
-    What is read as a whole from the same files or the same folder is left to `_refuse_trained`, which knows its rows.
-    """
-    files = [stream.places_of_shards for stream in streams if stream is not None]
-    for source, rows in trained:
-        if os.path.isdir(folder := source.places[0].strip()):
-            splits = "+".join(name for name, _, _ in rows)
-            files += [places_read(folder, splits)] if os.path.realpath(path) != folder else []
-        elif os.path.isdir(path):
-            files += [frozenset(source.places)]
-    places = frozenset(place for place in frozenset().union(*files) if is_url(place) == is_url(path))
-    if places and (shared := sorted(places & places_read(path, split))):
-        raise UserError(
-            f"{flag} {path}: {shared[0]} would be both trained on and evaluated on; give other data, or leave the flag "
-            "out"
-        )
-
-
-def _refuse_trained(
-    config: TableData,
-    needs: Needs,
-    source: Source,
-    trained: list[Rows],
-    other: Source,
-    split: str,
-    flag: str,
-    asked: str,
-) -> None:
-    """Refuse to evaluate on rows that are trained on.
-
-    Args:
-        flag: the one that asks for it.
-        asked: its value.
-    """
-    scored = other.rows(split, "--data.eval-split")
-    same = other.places == source.places
-    rows = overlap(trained, scored) if same else ", ".join(p for p in other.places if p in source.places)
-    if rows:
-        fix = "; give other data, or leave it out"
-        if flag != needs.set_flag and not getattr(config, "mix", ""):
-            fix = (
-                f" (--data.split {config.split}, --data.eval-split {split}); give other data, or slices that share no "
-                "row, such as --data.split train[:90%] and --data.eval-split train[90%:], or leave the flag out to "
-                "have a part held out"
-            )
-        raise UserError(f"{flag} {asked}: {rows} would be both trained on and evaluated on{fix}")
+def _other_rows(config: TableData, needs: Needs, flag: str, split: str) -> str:
+    """Say what to give instead of rows that are trained on, by which flags; ends an error."""
+    if flag == needs.set_flag or (isinstance(config, Streams) and config.mix):
+        return "; give other data, or leave it out"
+    return (
+        f" (--data.split {config.split}, --data.eval-split {split}); give other data, or slices that share no row, "
+        "such as --data.split train[:90%] and --data.eval-split train[90%:], or leave the flag out to have a part held "
+        "out"
+    )
 
 
 def open_source(
@@ -508,6 +455,7 @@ def open_source(
         tables = read_folder(flag, path, name, txt, words)
     elif HUB_ID.fullmatch(path):
         tables = read(flag, path, lambda: builder_of(path, name))
+        name = next((table.info.config_name for table in tables.values()), name)  # of the default one, too
     else:
         raise UserError(f"{flag} {path}: no such file or folder{near(path)}")
     if not tables:
@@ -515,7 +463,7 @@ def open_source(
     if txt == parallel_files.KIND:
         tables = {split: parallel_files.spread(table) for split, table in tables.items()}
     whole = os.path.realpath(path) if os.path.isdir(path) else path
-    places = [os.path.realpath(file) for file in files] or [f"{whole} {name}"]
+    places = [Place(os.path.realpath(file)) for file in files] or [Place(whole, name)]
     is_running_text = next(iter(tables.values())).column_names == COLUMNS
     return Source(flag, path, tables, places, is_running_text, faults)
 
@@ -527,9 +475,9 @@ def _images_with_labels(flag: str, paths: Sequence[str], path: str, txt: str, is
         is_plain: neither a configuration nor columns are named, as only data sets and tables have them.
     """
     if txt == "boxes" and (tables := box_tables(flag, paths)):
-        return Source(flag, path, tables, [os.path.realpath(path)], is_running_text=False)
+        return Source(flag, path, tables, [Place(os.path.realpath(path))], is_running_text=False)
     if is_plain and txt in ("file", "images") and (folder := image_tables(flag, path, strict=txt == "images")):
-        place = f"{os.path.realpath(path)} "  # as of other folders, with the name of no configuration
+        place = Place(os.path.realpath(path))
         return Source(flag, path, folder.tables, [place], is_running_text=False, note=folder.note)
     return None
 

@@ -194,3 +194,15 @@ def test_images_without_classes_are_left_out(tmp_path, names):
     tables, labels = labeled_images.load_labelled(ClassData(path=(str(tmp_path),)))
     assert (len(tables.train), len(tables.evaluation), labels.names) == (8, 8, ["cat", "dog"])
     assert tables.note == NO_LABEL
+
+
+def test_every_way_of_reading_prefers_the_same_split(tmp_path):
+    """That of validation, of which data sets of the Hub have labels more often than of test."""
+    rows = [{"text": f"{split} {i}", "label": i % 2} for split in ("test", "val", "train") for i in range(4)]
+    for number, split in enumerate(("test", "val", "train")):
+        part = rows[4 * number : 4 * number + 4]
+        datasets.Dataset.from_list(part).to_parquet(tmp_path / f"{split}.parquet")
+    for stream in ("true", "false"):
+        for more in ({}, {"eval_path": str(tmp_path)}):
+            config = TextData(path=(str(tmp_path),), classes=("x", "y"), stream=stream, **more)
+            assert load_labelled(config)[0].evaluation["text"][0] == "val 0"

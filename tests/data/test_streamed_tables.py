@@ -142,6 +142,14 @@ def test_what_streams_cannot_do_is_refused(folder, more, says):
     assert says in str(told.value)
 
 
+@pytest.mark.parametrize("stream", ["auto", "true", "false"])
+def test_several_urls_are_refused_as_such(folder, stream):
+    paths = (str(folder / "lines.jsonl"), "s3://b/a.parquet", "s3://b/b.parquet")
+    for given in (paths[1:], paths):
+        with pytest.raises(UserError, match=rf"^--data.path names {len(given)} places: stream one folder, pattern or"):
+            loaded(flags(folder, path=given, stream=stream))
+
+
 def test_eval_path_that_is_trained_on_is_refused(folder):
     with pytest.raises(UserError, match="both trained on and evaluated on"):
         loaded(flags(folder, eval_path=str(folder / "web")))

@@ -3,6 +3,7 @@
 import datasets
 import pytest
 import yaml
+from support.stream_shards import write_members
 
 from app.data.config import TextData
 from app.data.text import labeled_text
@@ -77,3 +78,14 @@ def test_a_folder_with_a_split_of_its_own_is_taken_for_both(folder, form, flag):
     ]
     with pytest.raises(UserError, match="both trained on and evaluated on"):
         load(folder, form, flag, "web", "train", trained="web/train-1.parquet")
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+@pytest.mark.parametrize("path", ["tar", "tar/train-0.tar"])
+def test_tar_files_that_are_read_as_a_whole_are_not_evaluated_on_by_chunks(folder, stream, path):
+    (folder / "tar").mkdir()
+    write_members(folder / "tar" / "train-0.tar", [("0.text.txt", b"row"), ("0.label.txt", b"x")])
+    config = TextData(path=(str(folder / "tar"),), eval_path=str(folder / path), classes=("x", "y"), stream=stream)
+    config.text, config.label = ("text.txt",), ("label.txt",)
+    with pytest.raises(UserError, match=r"train-0.tar would be both trained on and evaluated on"):
+        labeled_text.load_labelled(config)

@@ -9,6 +9,7 @@ from app.data.config import CorpusData
 from app.data.corpus import token_sets
 from app.data.corpus.token_blocks import TokenBlocks
 from app.data.corpus.token_sets import TokenTables
+from app.data.leaks import Trained, refuse_shared
 from app.data.loading import Tables, check_alone, source_tables
 from app.data.mixtures.mix_file import FLAG, Mix, MixedSource, read_mix
 from app.data.mixtures.tables import concatenated
@@ -47,17 +48,21 @@ def load(config: CorpusData, columns: Sequence[str], needs: Needs) -> TokenTable
     mix = read_mix(config, config.mix)
     opened = [_open(source, config, columns, needs, len(mix.sources)) for source in mix.sources]
     train = Corpora(mix, tuple(each.train for each in opened), to_train_on=True)
+    trained = Trained.of(each.trained for each in opened)
+    tokens = [each for each in train.each if isinstance(each, TokenBlocks)]
     if config.eval_path:
-        evaluation = token_sets.to_evaluate_on(config, columns, "--data.eval-path", config.eval_path, config.eval_split)
+        asked = "--data.eval-path", config.eval_path, config.eval_split
+        evaluation = token_sets.to_evaluate_on(config, columns, *asked, tokens, trained)
     else:
+        refuse_shared({source.name: each.trained for source, each in zip(mix.sources, opened, strict=True)})
         evaluation = Corpora(mix, tuple(each.evaluation for each in opened), to_train_on=False)
     others = {
-        name: token_sets.to_evaluate_on(config, columns, needs.set_flag, *place)
+        name: token_sets.to_evaluate_on(config, columns, needs.set_flag, *place, tokens, trained)
         for name, place in named_sets(config.eval_sets).items()
     }
     if only := needs.only_set:
         return TokenTables(train, others[only])
-    return TokenTables(train, evaluation, held_out=not config.eval_path, others=others)
+    return TokenTables(train, evaluation, held_out=not config.eval_path, others=others, trained=trained)
 
 
 def _open(source: MixedSource, config: CorpusData, columns: Sequence[str], needs: Needs, sources: int) -> Tables:

@@ -15,13 +15,14 @@ from app.data.config import CorpusData
 from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.token_blocks import TokenBlocks
 from app.data.corpus.token_shards import SPLITS, TOKENIZER, find_tokens, splits_at
+from app.data.leaks import NOTHING, Place, Taken, Trained
 from app.data.loading import Tables, load_tables
 from app.data.streams.chunk_cache import ChunkCache
 from app.data.streams.index import index_of
 from app.data.streams.opening import GB
-from app.data.streams.shards import is_url
+from app.data.streams.shards import is_url, real_place
 from app.data.tables.columns import name_of
-from app.data.tables.splits import count_of, named_sets
+from app.data.tables.splits import count_of, for_evaluation, named_sets
 from app.data.text.encoding import lasting_identity
 from app.data.text.tokenizer import with_mask
 from app.errors import UserError
@@ -99,7 +100,8 @@ def load(config: CorpusData, columns: Sequence[str], needs: Needs) -> TokenTable
         else:
             tables = to_train_on(config, columns)
         for name, other in named_sets(config.eval_sets).items():
-            tables.others[name] = to_evaluate_on(config, columns, needs.set_flag, *other)
+            train = [tables.train] if tables.has_training_rows else []
+            tables.others[name] = to_evaluate_on(config, columns, needs.set_flag, *other, train)
         if only := needs.only_set:
             return TokenTables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
@@ -126,19 +128,22 @@ def to_train_on(config: CorpusData, columns: Sequence[str], flag: str = "--data.
             "leave out the flags of columns, or tokenize again"
         )
     as_asked = _streamed(config, path)
+    trained = Trained((Taken([Place(real_place(path))], [(config.split, 0, len(train))]),))
     if config.eval_path:
-        scored = to_evaluate_on(config, columns, "--data.eval-path", config.eval_path, config.eval_split, train)
-        return TokenTables(as_asked(train), scored)
-    own = [split for split in SPLITS[1:] if split in splits_at(path) and split != config.split]
+        scored = to_evaluate_on(config, columns, "--data.eval-path", config.eval_path, config.eval_split, [train])
+        return TokenTables(as_asked(train), scored, trained=trained)
+    own = [split for split in for_evaluation(splits_at(path)) if split != config.split]
     if chosen := config.eval_split or next(iter(own), ""):
-        return TokenTables(as_asked(train), _evaluated("--data.eval-split", path, chosen, config, train))
+        scored = _evaluated("--data.eval-split", path, chosen, config, [train])
+        return TokenTables(as_asked(train), scored, trained=trained)
     if len(train) < 2:
         raise UserError(
             f"{flag} {path} has {len(train)} block of {config.block} tokens, too few to hold some out for "
             "evaluation: give more data, --data.eval-path, or a smaller --data.block"
         )
     cut = len(train) - count_of(len(train), config.holdout)
-    return TokenTables(as_asked(train.part(0, cut)), train.part(cut, len(train)), held_out=True)
+    scored = train.part(cut, len(train))
+    return TokenTables(as_asked(train.part(0, cut)), scored, held_out=True, trained=trained)
 
 
 def are_streamed(config: CorpusData, path: str) -> bool:
@@ -168,27 +173,41 @@ def _split(flag: str, split: str) -> str:
 
 
 def to_evaluate_on(
-    config: CorpusData, columns: Sequence[str], flag: str, path: str, split: str = "", train: TokenBlocks | None = None
+    config: CorpusData,
+    columns: Sequence[str],
+    flag: str,
+    path: str,
+    split: str = "",
+    train: Sequence[TokenBlocks] = (),
+    trained: Trained = NOTHING,
 ) -> Any:
-    """Open tokens, or a table of texts, to evaluate on."""
+    """Open tokens, or a table of texts, to evaluate on.
+
+    Args:
+        train: the tokens that are trained on.
+        trained: where the texts that are trained on are read from.
+
+    Raises:
+        UserError: they cannot be read, or are trained on.
+    """
     path = os.path.expanduser(path)
     if holds_tokens(path):
-        preferred = [each for each in (*SPLITS[1:], SPLITS[0]) if each in splits_at(path)]
-        return _evaluated(flag, path, split or preferred[0], config, train)
+        split = split or next(iter(for_evaluation(splits_at(path))), "train")
+        return _evaluated(flag, path, split, config, train)
     alone = dataclasses.replace(config, path=(), eval_path=path, eval_split=split, eval_sets=())
-    return load_tables(alone, columns=columns, needs=Needs(training_rows=False)).evaluation
+    return load_tables(alone, columns=columns, needs=Needs(training_rows=False), trained=trained).evaluation
 
 
-def _evaluated(flag: str, path: str, split: str, config: CorpusData, train: TokenBlocks | None) -> TokenBlocks:
+def _evaluated(flag: str, path: str, split: str, config: CorpusData, train: Sequence[TokenBlocks]) -> TokenBlocks:
     """Open tokens to evaluate on.
 
     Raises:
         UserError: they are trained on.
     """
     blocks = _open(flag, path, _split("--data.eval-split", split), config)
-    if train is not None and _digests(blocks) & _digests(train):
+    if any(_digests(blocks) & _digests(each) for each in train):
         raise UserError(
-            f"{flag} {path if flag == '--data.eval-path' else split}: these tokens are trained on too (--data.split "
+            f"{flag} {split if flag == '--data.eval-split' else path}: these tokens are trained on too (--data.split "
             f"{config.split}); give others, or leave the flag out to have a part held out"
         )
     return blocks

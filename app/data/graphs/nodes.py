@@ -13,7 +13,7 @@ from app.data.graphs.neighbours import ALL
 from app.data.graphs.splits import check_disjoint
 from app.data.graphs.store import UNKNOWN, Graph
 from app.data.tables.classes import some
-from app.data.tables.splits import EVAL_SPLITS, count_of, drawn, named_sets
+from app.data.tables.splits import count_of, drawn, for_evaluation, named_sets
 from app.errors import UserError
 from app.sampling.hashing import hash_of_bytes, key_of
 from app.sampling.seeding import EVALUATION, seed_of
@@ -211,7 +211,7 @@ def _split(graph: Graph, scored: Graph, config: GraphData, only_eval: bool) -> t
 
 def _evaluated(graph: Graph) -> list[str]:
     """Name the splits to evaluate on that a graph has, the preferred one first."""
-    return [name for name in EVAL_SPLITS if name in graph.splits]
+    return for_evaluation(graph.splits)
 
 
 def _trained(graph: Graph) -> np.ndarray:

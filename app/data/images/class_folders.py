@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import cache_of
+from app.data.file_names import is_readme
 from app.data.folders import files_below, is_hidden, words_in
 from app.data.images import formats
-from app.data.left_out import is_paper
 from app.data.reading import explained, read_whole
 from app.data.tables.splits import SPLIT_WORDS, SPLITS
 from app.errors import UserError
@@ -207,7 +207,7 @@ def _notes(path: str, splits: dict[str, Split], classes: dict[str, list[str]], r
     if inner:
         several = f"{len(inner):,} images lie in folders inside of their class's, such as {inner[0]}"
         yield several if inner[1:] else f"{inner[0]} lies in a folder inside of its class's"
-    lost = [parts for parts in rest if not is_paper(parts[-1])]
+    lost = [parts for parts in rest if not is_readme(parts[-1])]
     if lost:
         first = os.path.join(*lost[0])
         several = f"{len(lost):,} files are left out that are no images, such as {first}"

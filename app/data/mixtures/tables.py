@@ -31,8 +31,6 @@ class SourceTable:
     table: "Dataset"
     """All of its rows; of a stream, some of them."""
     stream: StreamedRows | None
-    places: frozenset[str]
-    """The files that it is read from."""
 
     @property
     def rows(self) -> int:

@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from app.data.streams.left_out import LeftOut, readable
 from app.data.streams.rows import StreamedRows
 from app.data.streams.shards import Survey, find_shards, format_at, is_url, survey
 from app.data.tables.columns import Piece, name_table
-from app.data.tables.splits import SPLIT_WORDS, count_of, kind_of
+from app.data.tables.splits import EVAL_KINDS, count_of, for_evaluation, kind_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
 from app.sampling.permutation import permute
@@ -30,7 +31,6 @@ GB = 10**9
 # Rows from which a tokenizer or the kind of labels is learnt, of chunks from all over the data.
 LEARNT, LEARNT_CHUNKS = 10_000, 4
 MOST_NAMED = 10_000  # chunks of a table by which its rows are named; each costs some bytes in every selection
-EVAL_SPLITS = tuple(split for split in SPLIT_WORDS if split != "train")
 HELD_OUT_SHARE = 8  # of the room for chunks, what is held out may take one part in so many
 TOLD = 0.2  # how far the share of rows that is held out may be from the one asked for, before it is said
 HELD_OUT_EPOCH = 1 << 40  # of the order of chunks, whose first ones are held out
@@ -90,11 +90,13 @@ def is_streamed(flag: str, config: TableData) -> bool:
         for path in config.path:
             refuse_url(flag, path)
         return False
-    if config.stream == "false":
-        if len(config.path) == 1 and is_url(config.path[0]):
-            raise UserError(f"{flag} {config.path[0]}: a URL is read by chunks: leave out --data.stream false")
-        return False
-    if not config.streams(lambda: _must_be(config.path)):
+    several = UserError(f"{flag} names {len(config.path)} places: stream one folder, pattern or URL")
+    if url := next(filter(is_url, config.path), ""):
+        if len(config.path) > 1:
+            raise several
+        if config.stream == "false":
+            raise UserError(f"{flag} {url}: a URL is read by chunks: leave out --data.stream false")
+    if not config.streams(lambda: _only_by_chunks(config.path)):
         return False
     for name, asked in (("name", config.name), ("columns", config.columns)):
         if asked:
@@ -102,11 +104,11 @@ def is_streamed(flag: str, config: TableData) -> bool:
     if config.split != "train":
         raise UserError(f"--data.split {config.split}: of streamed data, the split train is taken: leave it out")
     if len(config.path) != 1:
-        raise UserError(f"{flag} names {len(config.path)} places: stream one folder, pattern or URL")
+        raise several
     return True
 
 
-def _must_be(paths: tuple[str, ...]) -> bool:
+def _only_by_chunks(paths: tuple[str, ...]) -> bool:
     """Tell whether data can only be streamed, or are too large for the disk of the cache."""
     if len(paths) != 1 or paths[0].startswith(("builtin:", "hf://")):
         return False
@@ -158,30 +160,23 @@ def is_streamed_set(path: str) -> bool:
     return is_url(path) or format_at(path) == "tar"
 
 
-def evaluation_set(flag: str, path: str, split: str, skips: bool = False) -> "Dataset":
+def evaluation_set(
+    flag: str, path: str, split: str, check: Callable[[frozenset[str]], None], skips: bool = False
+) -> "Dataset":
     """Read data to evaluate on: of a split, or of the first of validation, test and train that there is.
 
     Args:
+        check: is called with the paths or URLs of the shards before any of them is read, and may refuse them.
         skips: leave out the rows of chunks that stay damaged.
 
     Raises:
         UserError: they cannot be read.
     """
-    chosen = kind_of(split) or split or own_evaluation(path) or "train"
-    index = index_of(flag, path, find_shards(flag, path, chosen), chosen, skips)
-    return whole(flag, index, f"{flag} {path}", skips)
-
-
-def own_evaluation(path: str) -> str:
-    """Name the split of data to evaluate on where none is asked for; empty if there is none, as of named files."""
-    try:
-        return _own_split(survey("", os.path.expanduser(path)))
-    except UserError:  # which is said where the data are read
-        return ""
-
-
-def _own_split(surveyed: Survey) -> str:
-    return next((name for name in EVAL_SPLITS if name in surveyed.by_split), "")
+    surveyed = survey(flag, path)
+    chosen = kind_of(split) or split or next(iter(for_evaluation(surveyed.by_split)), "train")
+    shards = surveyed.of(chosen)
+    check(shards.places)
+    return whole(flag, index_of(flag, path, shards, chosen, skips), f"{flag} {path}", skips)
 
 
 def _own_evaluation(config: TableData, surveyed: Survey) -> "Dataset | None":
@@ -192,11 +187,11 @@ def _own_evaluation(config: TableData, surveyed: Survey) -> "Dataset | None":
             f"--data.eval-split {config.eval_split}: {flag} {path} names files, all to train on: give the folder, or "
             "--data.eval-path"
         )
-    split = (kind_of(config.eval_split) or config.eval_split) or _own_split(surveyed)
+    split = kind_of(config.eval_split) or config.eval_split or next(iter(for_evaluation(surveyed.by_split)), "")
     if not split:
         return None
-    if split not in EVAL_SPLITS:
-        raise UserError(f"--data.eval-split {split}: of streamed data, give {' or '.join(EVAL_SPLITS)}")
+    if split not in EVAL_KINDS:
+        raise UserError(f"--data.eval-split {split}: of streamed data, give {' or '.join(EVAL_KINDS)}")
     assert isinstance(config, Streams)
     skips = config.bad == "skip"
     index = index_of(flag, path, surveyed.of(split), split, skips)

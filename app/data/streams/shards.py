@@ -9,8 +9,8 @@ from urllib.parse import unquote
 
 from app import storage
 from app.data import card
+from app.data.file_names import LOGS, is_readme, log_among, looks_like_data
 from app.data.folders import entries_below, is_hidden, splits_by_name
-from app.data.left_out import LOGS, is_paper, log_among, looks_like_data
 from app.data.patterns import divided, files_of, fits
 from app.data.reading import near
 from app.data.tables.splits import SPLIT_WORDS, kind_of
@@ -183,12 +183,9 @@ def survey(flag: str, path: str) -> Survey:
     if place.file or place.pattern:
         _check(flag, path, files)
         return Survey(flag, path, place.folder, tuple(files), {}, ())
-    shards = [shard for shard in files if shard.format and not _is_aside(shard.name)]
+    shards = [shard for shard in files if shard.format and not _is_marker(shard.name)]
     if log := log_among(each.name for each in entries):
-        raise UserError(
-            f"{what}: {log[0]} is of {log[1]}, which says there which files of the table still count: export the table "
-            "to files of its rows, or, if all files count, name them by a pattern"
-        )
+        raise UserError(f"{what}: {log}")
     if not shards:
         raise UserError(f"{what}: {NONE}")
     by_split = _by_split(what, shards)
@@ -230,15 +227,15 @@ def _unread(what: str, files: Sequence[Shard], shards: Sequence[Shard]) -> tuple
         UserError: one looks like data.
     """
     read = {shard.name for shard in shards}
-    others = [file.name for file in files if file.name not in read and not is_paper(file.name)]
+    others = [file.name for file in files if file.name not in read and not is_readme(file.name)]
     others = [name for name in others if not any(map(is_hidden, name.split("/")))]
     if lost := next((name for name in others if looks_like_data(name, shards[0].format)), None):
-        why = "has a name with _ at its beginning, as what is no data" if _is_aside(lost) else "cannot be streamed"
+        why = "has a name with _ at its beginning, as what is no data" if _is_marker(lost) else "cannot be streamed"
         raise UserError(
             f"{what}: {lost} would be left out, as it {why}: take it away, or name the shards by a pattern; what is "
             f"streamed: {READ}"
         )
-    return tuple(name for name in others if not _is_aside(name))
+    return tuple(name for name in others if not _is_marker(name))
 
 
 def _by_split(what: str, shards: Sequence[Shard]) -> dict[str, tuple[Shard, ...]]:
@@ -354,7 +351,7 @@ def _is_in_store(url: str) -> bool:
         raise
 
 
-def _is_aside(name: str) -> bool:
+def _is_marker(name: str) -> bool:
     """Tell whether a file is no data: hidden, or what programs write beside data when they are done."""
     return any(is_hidden(part) or part.startswith("_") for part in PurePosixPath(name).parts)
 

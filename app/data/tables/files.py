@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.data.file_names import log_among
 from app.data.folders import Below, entries_below, files_below
 from app.data.images import formats
-from app.data.left_out import log_among
 from app.data.patterns import divided, files_of
 from app.data.reading import near
 from app.errors import UserError
@@ -101,10 +101,7 @@ def check_whole(flag: str, folder: str) -> None:
         if extension(each.name) in READERS and (trouble := _trouble(each)):
             raise UserError(f"{flag} {folder}: {each.name} {trouble}: move it, or name the files by a pattern")
     if log := log_among(names):
-        raise UserError(
-            f"{flag} {folder}: {log[0]} is of {log[1]}, which says there which files of the table still count: export "
-            "the table to files of its rows, or, if all files count, name them by a pattern"
-        )
+        raise UserError(f"{flag} {folder}: {log}")
 
 
 def _trouble(entry: Below) -> str:

@@ -1,7 +1,7 @@
 """Which rows of a data set are trained on, and which are for evaluation."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,9 +21,10 @@ SPLIT_WORDS = {
 }
 """The words that mean each split, as data sets of the Hub have them: the only list of them."""
 TRAIN_SPLITS = SPLIT_WORDS["train"]
-# Splits for evaluation, the preferred one first: data sets of the Hub withhold the labels of some test splits.
+# Names of splits for evaluation, the preferred one first: data sets of the Hub withhold the labels of some test splits.
 EVAL_SPLITS = (*SPLIT_WORDS["validation"], *SPLIT_WORDS["test"])
 SPLITS = (*TRAIN_SPLITS, *EVAL_SPLITS)
+EVAL_KINDS = tuple(kind for kind in SPLIT_WORDS if kind != "train")
 # The permutation of this epoch chooses the held-out rows; training never reaches it.
 HOLDOUT_EPOCH = 2**63
 
@@ -41,6 +42,11 @@ def split_of(word: str) -> str:
 def kind_of(word: str) -> str:
     """Return which of train, validation and test a word in lower case means; nothing if it means none."""
     return next((kind for kind, words in SPLIT_WORDS.items() if word in words), "")
+
+
+def for_evaluation(splits: Container[str]) -> list[str]:
+    """Return those of some splits that are for evaluation: the first one is evaluated on unless the user says which."""
+    return [split for split in EVAL_SPLITS if split in splits]
 
 
 def names_in(split: str) -> list[str]:
@@ -108,7 +114,7 @@ def own_eval_splits(tables: "dict[str, Dataset]", trained: list[Rows], columns: 
         Its name, or nothing if there is none; and what the user should know of the choice, or nothing.
     """
     used = {name for name, _, _ in trained}
-    unused = [name for name in EVAL_SPLITS if name in tables and name not in used]
+    unused = [name for name in for_evaluation(tables) if name not in used]
     lacking = {name: [column for column in columns if column not in tables[name].column_names] for name in unused}
     fit = [name for name in unused if not lacking[name]]
     notes = chosen_of(fit, "--data.eval-split")

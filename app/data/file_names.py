@@ -1,4 +1,4 @@
-"""What would be missing, or too much, where a folder of data is read by the names of its files."""
+"""Which file names in a folder of data mean rows, and which mean table logs, notes or unfinished files."""
 
 import re
 from collections.abc import Iterable
@@ -11,13 +11,13 @@ TABLES = {".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tar", ".ar
 PACKERS = {".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".snappy", ".br", ".7z"}
 WHOLE = {".tgz", ".tbz2", ".txz"}
 UNFINISHED = {".tmp", ".temp", ".part", ".partial", ".inprogress", ".incomplete", ".crdownload", ".filepart"}
-PAPERS = ("readme", "license", "licence", "changelog", "citation")
+READMES = ("readme", "license", "licence", "changelog", "citation")
 # Files of JSON that tell of other files.
 TOLD = {"dataset_info", "dataset_infos", "dataset_dict", "config", "state", "index", "manifest", "metadata", "stats"}
 
 
-def log_among(names: Iterable[str]) -> tuple[str, str] | None:
-    """Return what says which files of a table count, and the program that it is of, if any of some paths is such.
+def log_among(names: Iterable[str]) -> str:
+    """Say which of some paths tells which files of a table count, and what to do; nothing if none does.
 
     Args:
         names: of files, and perhaps of folders, below the folder of the data, with slashes.
@@ -25,15 +25,22 @@ def log_among(names: Iterable[str]) -> tuple[str, str] | None:
     for name in names:
         for part in name.split("/"):
             if part in LOGS:
-                return part, LOGS[part]
+                return _log(part, LOGS[part])
         if ICEBERG.fullmatch(name):
-            return name, "Apache Iceberg"
-    return None
+            return _log(name, "Apache Iceberg")
+    return ""
 
 
-def is_paper(name: str) -> bool:
+def _log(name: str, program: str) -> str:
+    return (
+        f"{name} is of {program}, which says there which files of the table still count: export the table to files of "
+        "its rows, or, if all files count, name them by a pattern"
+    )
+
+
+def is_readme(name: str) -> bool:
     """Tell whether a file is for people, such as a README."""
-    return PurePosixPath(name).name.lower().startswith(PAPERS)
+    return PurePosixPath(name).name.lower().startswith(READMES)
 
 
 def looks_like_data(name: str, beside: str) -> bool:
