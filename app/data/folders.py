@@ -96,10 +96,16 @@ def _below(folder: str, parts: tuple[str, ...], seen: dict[str, tuple[str, ...]]
         if _is(each, os.DirEntry.is_dir):
             inner.append(each)
         else:
-            trouble = "is a link that leads nowhere" if each.is_symlink() else "is a pipe, a socket or a device"
-            yield Below((*parts, each.name), "" if _is(each, os.DirEntry.is_file) else trouble, linked)
+            yield Below((*parts, each.name), "" if _is(each, os.DirEntry.is_file) else trouble_of(each.path), linked)
     for each in inner:
         yield from _below(each.path, (*parts, each.name), seen, linked or each.is_symlink())
+
+
+def trouble_of(path: str) -> str:
+    """Say why what has a path is no file that can be read; nothing if it is one, or a folder."""
+    if os.path.isfile(path) or os.path.isdir(path):
+        return ""
+    return "is a link that leads nowhere" if os.path.islink(path) else "is a pipe, a socket or a device"
 
 
 def _is(entry: os.DirEntry[str], kind: Callable[[os.DirEntry[str]], bool]) -> bool:

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from app import storage
 from app.data import card
-from app.data.folders import entries_below, is_hidden, splits_by_name
+from app.data.folders import entries_below, is_hidden, splits_by_name, trouble_of
 from app.data.left_out import LOGS, is_paper, log_among, looks_like_data
 from app.data.patterns import divided, files_of, fits
 from app.data.reading import near
@@ -307,13 +307,24 @@ class Place(NamedTuple):
         elif not os.path.isdir(self.folder):
             return []
         else:
-            below = [each for each in entries_below(self.folder) if self._means(each.name)]
-            if odd := next((each for each in below if each.trouble), None):
-                raise UserError(f"{what}: {odd.name} {odd.trouble}: take it away, or name the shards by a pattern")
-            names = [each.name for each in below]
+            trouble_by_name = self._below_pattern() if self.pattern else self._below()
+            if odd := next(filter(trouble_by_name.get, trouble_by_name), None):
+                fix = "take it away, or name the shards by a pattern"
+                raise UserError(f"{what}: {odd} {trouble_by_name[odd]}: {fix}")
+            names = [*trouble_by_name]
             names += [each for each in os.listdir(self.folder) if each in LOGS and not self.pattern]
         entries = (files.entry(name) for name in names)
         return [entry for entry in entries if entry is not None]
+
+    def _below(self) -> dict[str, str]:
+        """Return of what lies below the folder, by its name, why it cannot be read: nothing of a file."""
+        return {each.name: each.trouble for each in entries_below(self.folder)}
+
+    def _below_pattern(self) -> dict[str, str]:
+        """Return the same of what the pattern names, but for folders."""
+        paths = [path for path in files_of(os.path.join(self.folder, self.pattern)) if not os.path.isdir(path)]
+        trouble_by_name = {os.path.relpath(path, self.folder): trouble_of(path) for path in paths}
+        return {name: trouble for name, trouble in trouble_by_name.items() if self._means(name)}
 
     def _means(self, name: str) -> bool:
         """Tell whether a pattern, if there is one, is meant for a file below the folder."""
