@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from app import storage
 from app.data import card
-from app.data.folders import entries_below, is_hidden, splits_by_name, trouble_of
+from app.data.folders import check_numbered, entries_below, is_hidden, splits_by_name, splits_meant, trouble_of
 from app.data.left_out import LOGS, is_paper, log_among, looks_like_data
 from app.data.patterns import divided, files_of, fits
 from app.data.reading import near
@@ -245,9 +245,12 @@ def _by_split(what: str, shards: Sequence[Shard]) -> dict[str, tuple[Shard, ...]
     """Divide the shards of a folder by their splits.
 
     Raises:
-        UserError: a name says two splits or one that does not exist, or some names say train and others nothing.
+        UserError: a name says two splits or one that does not exist, some names say train and others nothing, or
+            datasets would see another split in a name than people do.
     """
-    kinds = splits_by_name([shard.name for shard in shards])
+    names = [shard.name for shard in shards]
+    kinds, meant = splits_by_name(names), splits_meant(names)
+    check_numbered(what, names)
     split_of_shard: dict[Shard, str] = {}
     for shard in shards:
         said = kinds[shard.name]
@@ -266,13 +269,20 @@ def _by_split(what: str, shards: Sequence[Shard]) -> dict[str, tuple[Shard, ...]
     odd = [shard for shard, split in split_of_shard.items() if not split]
     if "train" not in split_of_shard.values():
         # Next to shards that are named for other splits, the rest is to train on, unless it is named in another way.
-        own = splits_by_name([shard.name for shard in odd])
+        own = splits_meant([shard.name for shard in odd])
         odd = [shard for shard in odd if own[shard.name]]
     if named and odd:
         raise UserError(
             f"{what}: the name of {named[0].name} says its split, and that of {odd[0].name} does not in the same way: "
             "put the shards of each split into a folder of its name, or name the files to train on by a pattern"
         )
+    for shard in shards:
+        if others := meant[shard.name] - {split_of_shard[shard] or "train"}:
+            raise UserError(
+                f"{what}: {shard.name} is named for {' and '.join(sorted(others))}, and would be read for "
+                f"{split_of_shard[shard] or 'train'}: write the words for splits in lower case, parted from others by "
+                "-, _, . or a blank, or name the files by a pattern"
+            )
     by_split: dict[str, tuple[Shard, ...]] = {}
     for split in SPLIT_WORDS:
         if files := tuple(shard for shard in shards if (split_of_shard[shard] or "train") == split):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.data import card
 from app.data.cache import cache_of
-from app.data.folders import files_below, splits_by_name
+from app.data.folders import check_numbered, files_below, splits_meant
 from app.data.left_out import is_paper, looks_like_data
 from app.data.reading import explained, read_whole, reading
 from app.data.tables.conll_files import sentences_of
@@ -138,7 +138,7 @@ def _may_hold_rows(name: str, reader: str) -> bool:
 
 
 def _check_splits(flag: str, path: str, files: Files, by_name: bool) -> None:
-    """Refuse files that are in two splits, or whose names say another split than they are read for.
+    """Refuse files that are in two splits, whose names say another split than they are read for, or say it in two ways.
 
     Args:
         by_name: whether names say it: not where a card does, or where files are called as their texts are.
@@ -152,7 +152,9 @@ def _check_splits(flag: str, path: str, files: Files, by_name: bool) -> None:
                     f"{flag} {path}: {name} is read for {split_of_file[name]} and for {split}: give it the name of one "
                     "split, or name the files by a pattern"
                 )
-    kinds = splits_by_name([*split_of_file] if by_name else [])
+    if by_name:
+        check_numbered(f"{flag} {path}", split_of_file)
+    kinds = splits_meant([*split_of_file] if by_name else [])
     for name, split in split_of_file.items():
         if by_name and extension(name) in READERS and kinds[name] - {kind_of(split) or split}:
             raise UserError(
