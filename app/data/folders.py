@@ -3,7 +3,7 @@
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from app.data.tables.splits import SPLITS, kind_of, split_of
@@ -31,28 +31,61 @@ def split_in(name: str) -> str:
 
 
 def splits_by_name(names: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Return which of train, validation and test each file of a data set is named for: none, one, or several.
+    """Return which of train, validation and test datasets takes each file of a data set for: none, one, or several.
 
-    This follows datasets: files such as data/train-00000-of-00002.parquet have names of splits, and where there are
-    any, no other name counts; a name that is no word for a split stands for itself. Else words in the names of folders
-    count, and only where there are none, words in the names of files.
+    Files such as data/train-00000-of-00002.parquet have names of splits, and where there are any, no other name counts;
+    a name that is no word for a split stands for itself. Else words in the names of folders count, and only where there
+    are none, words in the names of files: in lower case, parted by -, _, a dot, a blank or a digit.
 
     Args:
         names: below the folder of the data set, with slashes.
     """
-    if whole := {name: match[1] for name in names if (match := _NUMBERED.fullmatch(name))}:
-        return {name: frozenset([kind_of(whole[name]) or whole[name]] if name in whole else []) for name in names}
-    by_folder = {name: _kinds_in(name.split("/")[:-1]) for name in names}
+    return _kinds_by_name(names, _PARTED.split)
+
+
+def splits_meant(names: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Return what `splits_by_name` does if words also count in upper case, and whatever lies between letters."""
+    return _kinds_by_name(names, lambda name: words_in(name.lower()))
+
+
+def _kinds_by_name(names: Sequence[str], words: Callable[[str], list[str]]) -> dict[str, frozenset[str]]:
+    if numbered := _numbered(names):
+        kinds = {name: frozenset([kind_of(split) or split]) for name, split in numbered.items()}
+        return {name: kinds.get(name, frozenset()) for name in names}
+
+    def kinds_in(parts: Sequence[str]) -> frozenset[str]:
+        return frozenset(kind_of(word) for part in parts for word in words(part)) - {""}
+
+    by_folder = {name: kinds_in(name.split("/")[:-1]) for name in names}
     if any(by_folder.values()):
         return by_folder
-    return {name: _kinds_in([name.rpartition("/")[2].rpartition(".")[0]]) for name in names}
+    return {name: kinds_in([name.rpartition("/")[2].rpartition(".")[0]]) for name in names}
 
 
-_NUMBERED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*", re.ASCII)
+def _numbered(names: Iterable[str]) -> dict[str, str]:
+    """Return the splits of files such as data/train-00000-of-00002.parquet, as their names spell them."""
+    return {name: match[1] for name in names if (match := _NUMBERED.fullmatch(name))}
 
 
-def _kinds_in(parts: Sequence[str]) -> frozenset[str]:
-    return frozenset(kind_of(word) for part in parts for word in words_in(part.lower())) - {""}
+def check_numbered(what: str, names: Iterable[str]) -> None:
+    """Refuse files such as data/dev-00000-of-00001.parquet next to data/validation-...: to datasets, two splits.
+
+    Args:
+        what: names the folder in errors.
+    """
+    first_by_kind: dict[str, tuple[str, str]] = {}
+    for name, split in _numbered(names).items():
+        first, its = first_by_kind.setdefault(kind_of(split) or split, (name, split))
+        if its != split:
+            raise UserError(
+                f"{what}: {first} and {name} are of two splits, {its} and {split}, and both words mean "
+                f"{kind_of(split)}: rename those of one, or name the files to train on by a pattern"
+            )
+
+
+# As the patterns of datasets have them (`NON_WORDS_CHARS` and `SPLIT_PATTERN_SHARDED` in its data_files.py).
+_PARTED = re.compile(r"[-._ 0-9]")
+_NUMBERED = re.compile(r"data/([^/]+)-[0-9]{5}-of-[0-9]{5}[^/]*\.[^/]*")
 
 
 class Below(NamedTuple):
@@ -96,10 +129,16 @@ def _below(folder: str, parts: tuple[str, ...], seen: dict[str, tuple[str, ...]]
         if _is(each, os.DirEntry.is_dir):
             inner.append(each)
         else:
-            trouble = "is a link that leads nowhere" if each.is_symlink() else "is a pipe, a socket or a device"
-            yield Below((*parts, each.name), "" if _is(each, os.DirEntry.is_file) else trouble, linked)
+            yield Below((*parts, each.name), "" if _is(each, os.DirEntry.is_file) else trouble_of(each.path), linked)
     for each in inner:
         yield from _below(each.path, (*parts, each.name), seen, linked or each.is_symlink())
+
+
+def trouble_of(path: str) -> str:
+    """Say why what has a path is no file that can be read; nothing if it is one, or a folder."""
+    if os.path.isfile(path) or os.path.isdir(path):
+        return ""
+    return "is a link that leads nowhere" if os.path.islink(path) else "is a pipe, a socket or a device"
 
 
 def _is(entry: os.DirEntry[str], kind: Callable[[os.DirEntry[str]], bool]) -> bool:

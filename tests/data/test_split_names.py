@@ -2,15 +2,18 @@
 
 import ast
 import inspect
+import random
 import typing
 from pathlib import Path
 
 import pytest
 
-from app.data.folders import words_in
+from app.data.folders import splits_meant, words_in
 from app.data.images import class_folders
 from app.data.loading import open_source
 from app.data.streams.shards import survey
+from app.data.tables import readers
+from app.data.tables.files import check_whole
 from app.data.tables.splits import SPLIT_WORDS, SPLITS, kind_of
 from app.errors import UserError
 
@@ -42,6 +45,14 @@ SAID = {
     ),
     "numbered and others": ("data/train-00000-of-00001.jsonl", "more/a.jsonl", "test/a.jsonl"),
     "numbered, other splits": ("data/train_sft-00000-of-00001.jsonl", "data/test_sft-00000-of-00001.jsonl"),
+    "numbered, two words": (
+        "data/train-00000-of-00001.jsonl",
+        "data/dev-00000-of-00001.jsonl",
+        "data/validation-00000-of-00001.jsonl",
+    ),
+    "numbered, a capital folder": ("data/dev-00000-of-00001.jsonl", "Test/a.jsonl"),
+    "a capital and a word": ("Train_a.jsonl", "training-1.jsonl"),
+    "all capitals": ("Train_a.jsonl", "sub/TRAINING.jsonl"),
     "numbered, short words": ("data/train-00000-of-00001.jsonl", "data/dev-00000-of-00001.jsonl"),
     "numbered elsewhere": ("rows/train-00000-of-00001.jsonl", "rows/val-00000-of-00001.jsonl"),
 }
@@ -66,7 +77,7 @@ CARDS = {
 AGREE = {
     *("a card", "a card that agrees", "a card of all", "a card of a folder"),
     *("words", "other words", "no words", "accents", "folders", "folders first", "deep folders", "numbered"),
-    *("numbered, short words", "numbered elsewhere"),
+    *("numbered, short words", "numbered elsewhere", "all capitals"),
 }
 """Of which both forms take the same; of the others, one or both are refused."""
 
@@ -104,10 +115,58 @@ def test_both_forms_of_a_folder_have_the_same_files_in_a_split_or_refuse(case, t
         assert {name for files in one.values() for name in files} == {*names}
     else:
         assert isinstance(one, str) or isinstance(other, str), (one, other)
+        if case != "the rest":
+            assert isinstance(one, str) == isinstance(other, str) or card, (one, other)
         if case == "one file in two splits":
             assert "test.jsonl is read for train and for test" in other
     if isinstance(one, str):
         assert "pattern" in one or "README.md cannot be read: its head is no YAML" in one
+
+
+FOLDERS = ("", "", "", "data/", "train/", "x/val/", "Test/", "my dev.2/", "évals/", "data/test/", "a=train/", "__old/")
+WORDS = ("train", "train", "training-1", "x_dev", "test.b", "val0", "b eval", "0evaluation", "valid", "testing", "b")
+NUMBERED = tuple(
+    f"data/{split}-{number:05}-of-00002"
+    for number, split in enumerate(("train", "train", "dev", "test", "validation", "training", "x"))
+)
+ODD = ("part-0", "contest", "Train_a", "TEST", "a-Val", "é-val", "split=train", "(dev)", "evalé", "data/a-000-of-001")
+
+
+def drawn_folder(draw):
+    """Return names of a few files, in most folders of one form, so that many are taken."""
+    folders, stems = draw.sample(FOLDERS, draw.randint(1, 2)), draw.choice((WORDS, NUMBERED, (*WORDS, *NUMBERED, *ODD)))
+    chosen = draw.sample(stems, draw.randint(1, 4))
+    return sorted({draw.choice(folders) * ("/" not in stem) + stem + ".jsonl" for stem in chosen for _ in "ab"})
+
+
+def test_a_walk_over_folders_finds_none_that_both_forms_take_with_other_splits(tmp_path, monkeypatch):
+    """Of the mapped form, what datasets would read is asked, and its checks are made; nothing is read."""
+    monkeypatch.setattr(readers, "read_files", lambda flag, path, files, *_: files)
+    draw, taken_by_both = random.Random(0), set()
+    for number in range(100):
+        folder = tmp_path / f"{number}"
+        for name in (names := drawn_folder(draw)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}\n")
+
+        def resolved(folder):
+            check_whole("x", str(folder))
+            files_by_split = readers.read_folder("x", str(folder), "", "file")
+            return {
+                kind_of(split) or split: {str(Path(file).relative_to(folder)) for file in files}
+                for split, files in files_by_split.items()
+            }
+
+        one, other = taken(streamed, folder), taken(resolved, folder)
+        if isinstance(one, dict) and isinstance(other, dict):
+            assert one == other and set().union(*one.values()) == {*names}, names
+            taken_by_both.add(frozenset(one))
+        elif isinstance(other, dict):
+            assert " is of the split x, and what is streamed has train, validation, test" in one, (one, names)
+        elif isinstance(one, dict):  # what is named for no split is trained on, next to other splits
+            assert " would be left out: " in other, (other, names)
+            assert frozenset(["train"]) not in splits_meant(names).values()
+    assert {frozenset(["train"]), frozenset(["train", "validation"]), frozenset(["train", "test"])} <= taken_by_both
 
 
 def test_accents_are_no_borders_of_words():

@@ -322,3 +322,34 @@ def test_what_datasets_says_in_its_own_words_is_said_in_ours(tmp_path, files, to
     path = tmp_path / "empty.txt" if "empty.txt" in files else tmp_path
     with pytest.raises(UserError, match=told):
         open_source("--data.path", [str(path)])
+
+
+LEFT_OUT = {
+    "no split in a name": (("train.jsonl", "extra.jsonl"), "extra.jsonl would be left out: the name of train.jsonl"),
+    "in another folder": (("train/a.csv", "b.csv"), "b.csv would be left out: the name of train/a.csv says its split"),
+    "numbered": (("data/train-00000-of-00001.csv", "more.csv"), "more.csv would be left out"),
+    "capitals": (("training-1.csv", "Train_a.csv"), "Train_a.csv would be left out"),
+    "other splits": (("test.csv", "b.csv"), "b.csv would be left out: the name of test.csv says its split, test,"),
+    "another format": (("a.jsonl", "b.jsonl", "c.csv"), "c.csv would be left out, as a.jsonl has another format"),
+    "texts": (("train.txt", "extra.txt"), "extra.txt would be left out"),
+    "a hidden folder": (("a.csv", "__old/b.csv"), "__old/b.csv would be left out"),
+    "not rows": (("train.csv", "README.csv", "notes.txt", ".b.csv", "sizes.json"), ""),
+    "told of": (("train.jsonl", "dataset_info.json", "license.txt"), ""),
+    "all": (("train.csv", "dev.csv", "test/a.csv"), "dev.csv would be left out"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_files_of_data_that_datasets_would_leave_out_are_refused(case, tmp_path):
+    names, says = LEFT_OUT[case]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text,label\na,x\n" if name.endswith("csv") else '{"text": "a", "label": "x"}\n')
+    if not says:
+        assert len(open_source("--data.path", [str(tmp_path)]).tables["train"]) == 1
+        return
+    with pytest.raises(UserError, match="pattern") as told:
+        open_source("--data.path", [str(tmp_path)])
+    assert says in str(told.value)
+    by_pattern = f"{tmp_path}/{names[0]}"
+    assert len(open_source("--data.path", [by_pattern]).tables["train"]) == 1

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from app import storage
 from app.data import card
 from app.data.file_names import LOGS, is_readme, log_among, looks_like_data
-from app.data.folders import entries_below, is_hidden, splits_by_name
+from app.data.folders import check_numbered, entries_below, is_hidden, splits_by_name, splits_meant, trouble_of
 from app.data.patterns import divided, files_of, fits
 from app.data.reading import near
 from app.data.tables.splits import SPLIT_WORDS, kind_of
@@ -242,9 +242,12 @@ def _by_split(what: str, shards: Sequence[Shard]) -> dict[str, tuple[Shard, ...]
     """Divide the shards of a folder by their splits.
 
     Raises:
-        UserError: a name says two splits or one that does not exist, or some names say train and others nothing.
+        UserError: a name says two splits or one that does not exist, some names say train and others nothing, or
+            datasets would see another split in a name than people do.
     """
-    kinds = splits_by_name([shard.name for shard in shards])
+    names = [shard.name for shard in shards]
+    kinds, meant = splits_by_name(names), splits_meant(names)
+    check_numbered(what, names)
     split_of_shard: dict[Shard, str] = {}
     for shard in shards:
         said = kinds[shard.name]
@@ -263,13 +266,20 @@ def _by_split(what: str, shards: Sequence[Shard]) -> dict[str, tuple[Shard, ...]
     odd = [shard for shard, split in split_of_shard.items() if not split]
     if "train" not in split_of_shard.values():
         # Next to shards that are named for other splits, the rest is to train on, unless it is named in another way.
-        own = splits_by_name([shard.name for shard in odd])
+        own = splits_meant([shard.name for shard in odd])
         odd = [shard for shard in odd if own[shard.name]]
     if named and odd:
         raise UserError(
             f"{what}: the name of {named[0].name} says its split, and that of {odd[0].name} does not in the same way: "
             "put the shards of each split into a folder of its name, or name the files to train on by a pattern"
         )
+    for shard in shards:
+        if others := meant[shard.name] - {split_of_shard[shard] or "train"}:
+            raise UserError(
+                f"{what}: {shard.name} is named for {' and '.join(sorted(others))}, and would be read for "
+                f"{split_of_shard[shard] or 'train'}: write the words for splits in lower case, parted from others by "
+                "-, _, . or a blank, or name the files by a pattern"
+            )
     by_split: dict[str, tuple[Shard, ...]] = {}
     for split in SPLIT_WORDS:
         if files := tuple(shard for shard in shards if (split_of_shard[shard] or "train") == split):
@@ -304,13 +314,24 @@ class Place(NamedTuple):
         elif not os.path.isdir(self.folder):
             return []
         else:
-            below = [each for each in entries_below(self.folder) if self._means(each.name)]
-            if odd := next((each for each in below if each.trouble), None):
-                raise UserError(f"{what}: {odd.name} {odd.trouble}: take it away, or name the shards by a pattern")
-            names = [each.name for each in below]
+            trouble_by_name = self._below_pattern() if self.pattern else self._below()
+            if odd := next(filter(trouble_by_name.get, trouble_by_name), None):
+                fix = "take it away, or name the shards by a pattern"
+                raise UserError(f"{what}: {odd} {trouble_by_name[odd]}: {fix}")
+            names = [*trouble_by_name]
             names += [each for each in os.listdir(self.folder) if each in LOGS and not self.pattern]
         entries = (files.entry(name) for name in names)
         return [entry for entry in entries if entry is not None]
+
+    def _below(self) -> dict[str, str]:
+        """Return of what lies below the folder, by its name, why it cannot be read: nothing of a file."""
+        return {each.name: each.trouble for each in entries_below(self.folder)}
+
+    def _below_pattern(self) -> dict[str, str]:
+        """Return the same of what the pattern names, but for folders."""
+        paths = [path for path in files_of(os.path.join(self.folder, self.pattern)) if not os.path.isdir(path)]
+        trouble_by_name = {os.path.relpath(path, self.folder): trouble_of(path) for path in paths}
+        return {name: trouble for name, trouble in trouble_by_name.items() if self._means(name)}
 
     def _means(self, name: str) -> bool:
         """Tell whether a pattern, if there is one, is meant for a file below the folder."""

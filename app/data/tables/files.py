@@ -94,7 +94,7 @@ def check_holds_data(flag: str, folder: str, txt: str) -> None:
 
 
 def check_whole(flag: str, folder: str) -> None:
-    """Refuse a folder of which datasets would leave out files of data, or read rows that count no more."""
+    """Refuse a folder with files of data that cannot be read or are not finished, or with rows that count no more."""
     names = os.listdir(folder)
     for each in entries_below(folder):
         names.append(each.name)

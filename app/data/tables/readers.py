@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from app.data import card
 from app.data.cache import cache_of
-from app.data.folders import splits_by_name
+from app.data.file_names import is_readme, looks_like_data
+from app.data.folders import check_numbered, files_below, splits_meant
 from app.data.reading import explained, read_whole, reading
 from app.data.tables.conll_files import sentences_of
 from app.data.tables.csv_files import csv_groups, damaged, with_numbers
@@ -69,6 +70,8 @@ def read_folder(flag: str, path: str, name: str, txt: str, words: Sequence[str] 
         builder = builder_of(path, name, folder)
     files = {str(split): list(names) for split, names in (builder.config.data_files or {}).items()}
     every = [file for names in files.values() for file in names]
+    if every and not names_files:
+        _check_taken(flag, path, files, builder.name)
     if not every or _card_says_how(builder, every[0]):
         return read(flag, path, lambda: builder, folder)
     _check_splits(flag, path, files, by_name=not names_files and builder.name != "text")
@@ -102,8 +105,40 @@ def _names_files(flag: str, path: str) -> bool:
         raise UserError(f"{flag} {path}: {card.NAME} cannot be read: {error}") from None
 
 
+def _check_taken(flag: str, path: str, files: Files, reader: str) -> None:
+    """Refuse a folder of which datasets takes some files of data, and leaves others out without a word.
+
+    Args:
+        reader: of datasets, for the format that most of the files have.
+    """
+    if reader not in {*READERS.values(), "arrow"}:
+        return
+    root = os.path.realpath(path)
+    split_of_file = {os.path.relpath(file, root): split for split, names in files.items() for file in names}
+    first, split = next(iter(split_of_file.items()))
+    for name in sorted("/".join(parts) for parts in files_below(path)):
+        if name in split_of_file or is_readme(name) or not _may_hold_rows(name, reader):
+            continue
+        if READERS.get(extension(name)) == READERS.get(extension(first)):
+            raise UserError(
+                f"{flag} {path}: {name} would be left out: the name of {first} says its split, {split}, and that of "
+                f"{name} does not in the same way: put the files of each split into a folder of its name (train, "
+                "validation, test), or name the files to train on by a pattern"
+            )
+        raise UserError(
+            f"{flag} {path}: {name} would be left out, as {first} has another format: take it away, or name the files "
+            "to train on by a pattern"
+        )
+
+
+def _may_hold_rows(name: str, reader: str) -> bool:
+    if reader == "text" and extension(name) == ".txt":
+        return True
+    return looks_like_data(name, "jsonl" if reader == "json" else reader)
+
+
 def _check_splits(flag: str, path: str, files: Files, by_name: bool) -> None:
-    """Refuse files that are in two splits, or whose names say another split than they are read for.
+    """Refuse files that are in two splits, whose names say another split than they are read for, or say it in two ways.
 
     Args:
         by_name: whether names say it: not where a card does, or where files are called as their texts are.
@@ -117,7 +152,9 @@ def _check_splits(flag: str, path: str, files: Files, by_name: bool) -> None:
                     f"{flag} {path}: {name} is read for {split_of_file[name]} and for {split}: give it the name of one "
                     "split, or name the files by a pattern"
                 )
-    kinds = splits_by_name([*split_of_file] if by_name else [])
+    if by_name:
+        check_numbered(f"{flag} {path}", split_of_file)
+    kinds = splits_meant([*split_of_file] if by_name else [])
     for name, split in split_of_file.items():
         if by_name and extension(name) in READERS and kinds[name] - {kind_of(split) or split}:
             raise UserError(
