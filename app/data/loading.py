@@ -211,7 +211,9 @@ def load_tables(
         for name, other in named_sets(config.eval_sets).items():
             tables.others[name], _ = _other_set(config, needs, needs.set_flag, *other, columns, tables.trained)
         if only := needs.only_set:
-            return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
+            return Tables(
+                tables.train, tables.others[only], has_training_rows=tables.has_training_rows and not tables.streams
+            )
         return tables
 
 

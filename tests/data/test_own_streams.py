@@ -131,6 +131,6 @@ def test_what_is_not_there_is_refused(tmp_path):
 
 
 def test_a_cache_that_is_too_small_is_refused_before_the_first_step(shards, tmp_path):
-    with pytest.raises(UserError, match=r"--data.cache-gb: it allows 1e-06 GB, .*for each of 4 lanes"):
+    with pytest.raises(UserError, match=r"--data.cache-gb: it allows 1e-06 GB, .*for each of 4 micro-batches"):
         train(tmp_path / "run", stream(str(shards), cache_gb=1e-6), steps=1)
     assert not (tmp_path / "run").exists()
