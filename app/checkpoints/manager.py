@@ -158,7 +158,8 @@ class CheckpointManager:
 
         If the step has a checkpoint already, it is kept, and takes over what was measured since.
         """
-        with self.logger.time_aside():
+        with self.logger.time_aside("saving"):
+            self.logger.clock.saves += 1
             self.wait()
             self._began = time.monotonic()
             self.buffers.find_changes()
@@ -213,7 +214,7 @@ class CheckpointManager:
         if not self._writing:
             return
         writing, self._writing = self._writing, None
-        with self._watchdog.long_work():
+        with self.logger.clock.during("saving"), self._watchdog.long_work():
             writing.join()
         try:
             outcome = writing.outcome()

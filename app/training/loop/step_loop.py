@@ -207,6 +207,7 @@ class StepLoop:
             services.buffers.statistics.fold()
             checks.audit.step(step.number, step.metrics)
         services.logger.progress.advance()
+        services.logger.clock.step = step.number
         services.checkpoint_manager.look()
         measured = self._measured(step.scores, self.means, self.stopped_in_evaluation)
         services.checkpoint_manager.save_when_due(step.number, self.triggers, measured, self.leaving)
