@@ -62,6 +62,7 @@ def saving_lines(pace: Speed, price: float, mtbf: float) -> list[str]:
         mtbf: mean hours between two failures of the run's hardware; 0 where it is not given.
     """
     measured = f"measured on {pace.layout}: {pace.step:.3g} s a step"
+    measured += f", and {pace.evaluating:.3g} s of evaluations" if pace.evaluating else ""
     if pace.save is None or pace.every is None:
         return [f"{measured}; no checkpoint was made, so how often to save is not known"]
     lines = [
@@ -72,7 +73,7 @@ def saving_lines(pace: Speed, price: float, mtbf: float) -> list[str]:
         steps = steps_between(pace, mtbf)
         lines.append(
             f"estimated, with a failure every {mtbf:g} hours: --run.save-every {steps} costs least "
-            f"({duration(steps * pace.step)} between checkpoints)"
+            f"({duration(steps * pace.work)} between checkpoints)"
         )
         lines += [
             f"  {name:<18}{_overhead_in_words(pace, every, price, mtbf)}"
@@ -83,11 +84,11 @@ def saving_lines(pace: Speed, price: float, mtbf: float) -> list[str]:
 
 def steps_between(pace: Speed, mtbf: float) -> int:
     """Return the steps between two checkpoints that cost least at a mean time between failures, in hours."""
-    return max(1, round(best_interval(pace.save or 0.0, mtbf * HOUR) / pace.step))
+    return max(1, round(best_interval(pace.save or 0.0, mtbf * HOUR) / pace.work))
 
 
 def _overhead_in_words(pace: Speed, every: float, price: float, mtbf: float) -> str:
-    parts = overhead(every * pace.step, pace.save or 0.0, pace.start, mtbf * HOUR)
+    parts = overhead(every * pace.work, pace.save or 0.0, pace.start, mtbf * HOUR)
     cost = f", {money(parts.total * pace.devices, price)} an hour of training" if price else ""
     told = f"saving {parts.saving:.2%}, steps made again {parts.lost:.2%}, start-up after failures {parts.starting:.2%}"
     return f"{told}: {parts.total:.2%} more than without{cost}"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from app.storage.records import IF_ANY, JsonRecord
 
@@ -115,7 +115,7 @@ class Clock:
             first: the step after which it begins.
             over: whether the launch ends now.
         """
-        seconds = dict(self._seconds)
+        seconds: dict[str, Any] = dict(self._seconds)
         seconds[self._part] += self._now() - self._since
         last = first if self.step is None else max(first, self.step)
         end: Literal["recorded"] | None = "recorded" if over else None
@@ -205,6 +205,11 @@ class Speed(NamedTuple):
     """Steps between two checkpoints."""
     start: float
     """Seconds from the opening of the run to its first step."""
+
+    @property
+    def work(self) -> float:
+        """Return the seconds of a step with its share of the evaluations."""
+        return self.step + self.evaluating
 
 
 def speed(launches: Sequence[Spent]) -> Speed | None:
