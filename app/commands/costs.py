@@ -82,6 +82,22 @@ def saving_lines(pace: Speed, price: float, mtbf: float) -> list[str]:
     return lines
 
 
+def ahead(pace: Speed, steps: int) -> Sum:
+    """Estimate the time of further steps on the layout that was measured, with evaluations and checkpoints as before.
+
+    Starts and failures are not in it.
+    """
+    saving = pace.save / pace.every if pace.save and pace.every else 0.0
+    seconds = steps * (pace.work + saving)
+    return Sum(seconds, seconds * pace.devices)
+
+
+def sum_in_words(part: Sum, price: float) -> str:
+    """Write a time, its device hours, and what they cost; `price` is 0 for none."""
+    cost = f", {money(part.device_hours, price)}" if price else ""
+    return f"{duration(part.seconds)}, {part.device_hours:.3f} device hours{cost}"
+
+
 def steps_between(pace: Speed, mtbf: float) -> int:
     """Return the steps between two checkpoints that cost least at a mean time between failures, in hours."""
     return max(1, round(best_interval(pace.save or 0.0, mtbf * HOUR) / pace.work))
