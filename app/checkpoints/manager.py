@@ -175,7 +175,8 @@ class CheckpointManager:
 
         If the step has a checkpoint already, it is kept, and takes over what was measured since.
         """
-        with self.logger.time_aside():
+        with self.logger.time_aside("saving"):
+            self.logger.clock.saves += 1
             self.wait()
             self._began = time.monotonic()
             self.buffers.find_changes()
@@ -232,7 +233,7 @@ class CheckpointManager:
         writing, self._writing = self._writing, None
         if self.store.is_remote and (words := writing.in_words()):
             self.logger.progress.say(f"waiting for the checkpoint of {words}, which is still going up")
-        with self._watchdog.long_work():
+        with self.logger.clock.during("saving"), self._watchdog.long_work():
             writing.join()
         try:
             outcome = writing.outcome()

@@ -34,6 +34,8 @@ def check(config: Any) -> None:
         UserError: it names the first such field.
     """
     check_numbers(config)
+    if isinstance(config.run.save_every, str) and config.run.save_every != "auto":
+        raise UserError(f"--run.save-every {config.run.save_every}: give a number of steps, or auto")
     if not config.run.steps and config.run.epochs <= 0:
         raise UserError(f"--run.epochs {config.run.epochs}: must be a number above 0, or give --run.steps")
     if config.run.slices and not config.run.exact:
@@ -56,6 +58,8 @@ def check_numbers(config: Any) -> None:
             if isinstance(number, int) and not -_HUGE <= number < _HUGE:
                 raise UserError(f"{as_flag(name)} {number}: must be a number of at most 64 bits")
         least = field.metadata.get("at_least")
+        if isinstance(value, str):
+            continue
         if least is not None and not value >= least:
             raise UserError(f"{as_flag(name)} {value}: must be at least {least}")
 

@@ -70,8 +70,11 @@ class RunConfig:
     """Samples in one forward and backward pass on one process. Make it smaller if memory runs out."""
     eval_every: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
     """Steps between two evaluations; the last step is always evaluated. 0: evaluate after every epoch."""
-    save_every: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
-    """Steps between two checkpoints; the last step is always saved. 0: save after every epoch."""
+    save_every: int | Literal["auto"] = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
+    """Steps between two checkpoints; the last step is always saved. 0: save after every epoch. auto: as far apart as
+    costs least at --run.mtbf, by the measured time of a checkpoint and of a step."""
+    mtbf: float = setting(24.0, at_least=1e-6, on_resume=OnResume.ACCEPT)
+    """Mean hours between two failures of any of the run's hardware, for --run.save-every auto."""
     log_every: int = setting(10, at_least=1, on_resume=OnResume.ACCEPT)
     """Steps between two lines of losses and speeds in metrics.jsonl and in the trackers."""
     save_async: bool = setting(True, on_resume=OnResume.ACCEPT)

@@ -16,6 +16,7 @@ from app.errors import UserError, printable, whole_urls
 from app.rundir import contents, lock, metrics_file, run_record
 from app.rundir.foreign import fields_of, number, section, text, whole
 from app.rundir.run_record import RUN, Launch, RunRecord
+from app.rundir.time_spent import Account, Spent, account
 
 _PICTURE = re.compile(r"step-(\d{8,12})(-\d+)?\.png")
 NOT_SHOWN = ("step", "ids", "samples", "epoch")
@@ -135,6 +136,27 @@ class History:
     def launches(self) -> tuple[Launch, ...]:
         """List the launches of the run."""
         return self.record.launches
+
+    @functools.cached_property
+    def spent(self) -> tuple[Spent, ...]:
+        """List where the time of each launch went; the end of one that was killed, or goes on, is estimated.
+
+        Empty for a run of an older version, and where no run can have spent such times.
+        """
+        launches = self.record.spent or ()
+        if not all(launch.is_possible for launch in launches):
+            return ()
+        if launches and launches[-1].end is None:
+            step = max([0, *(line["step"] for line in self.lines[-2:])])
+            changed = _changed(storage.at(self.folder), "metrics.jsonl")
+            launches = (*launches[:-1], launches[-1].until_seen(changed, step))
+        return launches
+
+    @property
+    def account(self) -> Account | None:
+        """Return where the time of the whole run went; None where that is not known."""
+        over = self.status not in ("running", "finished")
+        return account(self.spent, self.record.step if over else None) if self.spent else None
 
     @property
     def layout(self) -> str:

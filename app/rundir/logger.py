@@ -1,19 +1,22 @@
 """What a run tells its user: lines on the terminal, run.json, metrics.jsonl, trackers and speeds."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from app import storage
 from app.config import RunConfig
 from app.rundir import images, metrics_file
 from app.rundir.folder import RunFolder
 from app.rundir.logs import Logs
 from app.rundir.metrics_file import MetricsFile
 from app.rundir.progress import Progress, duration
-from app.rundir.run_record import RUN, RunRecord
+from app.rundir.run_record import RUN, Launch, RunRecord
 from app.rundir.throughput import Cost
+from app.rundir.time_spent import Clock, Part, Spent
 from app.rundir.trackers import Trackers
 from app.sampling.batch_plan import BatchPlan
 
@@ -58,6 +61,12 @@ class RunLogger:
         self.pace: _Pace | None = None
         """How fast steps are made; None before `start`."""
         self.aside = 0.0
+        self.clock = Clock()
+        """Where the time of this launch goes."""
+        self._launch: tuple[Launch, int] | None = None  # this one and its processes, once run.json tells of it
+        self._earlier: tuple[Spent, ...] = ()  # where the time of earlier launches went
+        self.over = False
+        """Whether this launch ends now, as far as run.json is to say."""
         self._failed = False
 
     def open(
@@ -79,7 +88,9 @@ class RunLogger:
         done, folder = record.step, self.folder
         names = folder.trackers if done else {}
         try:
-            folder.begin(record.after(folder.record))
+            self._earlier = _closed(folder)
+            self._launch = record.launches[-1], record.layout.processes
+            folder.begin(dataclasses.replace(record.after(folder.record), spent=self.time_spent()))
             self.file = MetricsFile(folder.path / "metrics.jsonl", done, self.progress.warn, scores_too, self.logs)
             self.trackers = Trackers(settings.trackers, folder.path, names, self.progress.warn)
             self.trackers.start({**config, "commit": record.commit}, done)  # which adds its names for a new run
@@ -92,10 +103,17 @@ class RunLogger:
         """Change fields of run.json; a full disk costs a warning."""
         if self.speaks:
             try:
-                self.folder.update(**fields)
+                self.folder.update(spent=self.time_spent(), **fields)
             except OSError as error:
                 path = self.folder.path / RUN
                 self.progress.warn(f"warning: {path} could not be brought up to date: {error.strerror}")
+
+    def time_spent(self) -> tuple[Spent, ...] | None:
+        """Return what run.json says of where the time went; before `open`, what earlier launches have said."""
+        if self._launch is None:
+            return self.folder.record.spent if self.folder.record else None
+        launch, devices = self._launch
+        return *self._earlier, self.clock.spent(devices, launch.layout, launch.step, self.over)
 
     def failed(self, why: str) -> None:
         """Note in run.json why the run has failed. The first reason stays: later ones may follow from it."""
@@ -112,6 +130,7 @@ class RunLogger:
         """
         self.progress.start(done, plan.steps)
         self.pace, self.aside = _Pace(plan, done, cost, peak), 0.0
+        self.clock.turn_to("stepping")
 
     def _started(self) -> _Pace:
         """Return the pace, for what is said of steps; `start` comes before them."""
@@ -120,10 +139,15 @@ class RunLogger:
         return self.pace
 
     @contextmanager
-    def time_aside(self) -> Iterator[None]:
-        """Leave the time of this block, which is not training, out of samples per second."""
+    def time_aside(self, part: Part) -> Iterator[None]:
+        """Leave the time of this block, which is not training, out of samples per second.
+
+        Args:
+            part: of the launch's time, as which it counts.
+        """
         start = time.perf_counter()
-        yield
+        with self.clock.during(part):
+            yield
         self.aside += time.perf_counter() - start
 
     def step(self, done: int, losses: dict[str, float], measured: dict[str, Any]) -> None:
@@ -265,6 +289,18 @@ class RunLogger:
         if self.trackers is not None:
             self.trackers.finish()
         self.logs.close()
+
+
+def _closed(folder: RunFolder) -> tuple[Spent, ...]:
+    """Return where the time of a folder's earlier launches went; the end of one that was killed is estimated."""
+    earlier = (folder.record and folder.record.spent) or ()
+    if not earlier or earlier[-1].end is not None:
+        return earlier
+    files, name = storage.at(folder.path), "metrics.jsonl"
+    entry = files.entry(name, follow=False)
+    lines = metrics_file.read(folder.path / name)
+    last = earlier[-1].until_seen(entry.changed if entry else 0.0, lines[-1]["step"] if lines else 0)
+    return (*earlier[:-1], last)
 
 
 def with_meaning(number: str, meaning: str | None) -> str:

@@ -10,6 +10,7 @@ from app.distributed.layout_record import Layout
 from app.errors import UserError
 from app.launching import program
 from app.rundir.foreign import bounded, plain, raw_fields_of, text
+from app.rundir.time_spent import Spent
 from app.storage.records import IF_ANY, FileSum, JsonRecord, NewerFormat
 
 RUN = "run.json"
@@ -82,6 +83,8 @@ class RunRecord(JsonRecord):
     """Of a finished run: the last value of each score; None for one that is not finite."""
     model_files: dict[str, FileSum] | None = field(default=None, metadata=IF_ANY)
     """Of a finished run: the files of model/ as the run has written them, by name."""
+    spent: tuple[Spent, ...] | None = field(default=None, metadata=IF_ANY)
+    """Where the time of each launch went, of those too whose steps are lost."""
     format: str = field(default=FORMAT, kw_only=True)
 
     def after(self, before: "RunRecord | None") -> "RunRecord":

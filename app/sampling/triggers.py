@@ -12,6 +12,8 @@ class Triggers:
 
     settings: RunConfig
     plan: BatchPlan
+    next_save: int = 0
+    """The step after which a checkpoint is due with --run.save-every auto; 0: not known yet."""
 
     def at(self, step: int, every: int) -> bool:
         """Tell whether something that happens every `every` steps is due; 0: at the end of each epoch.
@@ -24,7 +26,9 @@ class Triggers:
 
     def saves(self, step: int) -> bool:
         """Tell whether a checkpoint is due."""
-        return self.at(step, self.settings.save_every) or step == self.settings.stop_at
+        every = self.settings.save_every
+        due = step in (self.next_save, self.plan.steps) if isinstance(every, str) else self.at(step, every)
+        return due or step == self.settings.stop_at
 
     def reads_losses(self, step: int) -> bool:
         """Tell whether the host reads losses and gradient norms: to log them, or to check them before a save."""

@@ -123,9 +123,9 @@ from app.distributed import supported
 supported.importlib = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: name))  # DeepSpeed is there
 recipe, folder, out = sys.argv[1:]
 status = [
-    main(["plan", recipe, "--run.dir", f"{folder}/new", "--json", f"{out}/new.json"]),
+    main(["plan", recipe, "--run.dir", f"{folder}/new", "--json", f"{out}/new.json", "--mtbf", "5"]),
     main(["plan", recipe, "--run.dir", f"{folder}/two-turns", "--run.micro-batch", "2", "--run.steps", "3",
-          "--run.log-every", "7", "--optim.lr", "1", "--json", f"{out}/old.json",
+          "--run.log-every", "7", "--optim.lr", "1", "--json", f"{out}/old.json", "--price", "9", "--mtbf", "5",
           "--optim.name", "Adafactor", "--profile", "accelerate_configs/ddp_cpu.yaml:5",
           "accelerate_configs/zero3.yaml:2", "accelerate_configs/fsdp_cpu.yaml"]),
 ]
@@ -175,6 +175,14 @@ def test_a_plan_reads_and_writes_nothing(held, tmp_path):
     assert changes.pop("run.steps").startswith("the learning rate follows")
     assert changes == {"run.log_every": "taken as it is now", "optim.lr": "refused", "optim.name": "refused"}
     assert "other settings" in old["folder"]["trouble"]
+    # The run made its two steps on two processes; a third one is to come.
+    time, text = old["folder"]["time"], " ".join(result.output.split())
+    assert time["measured"]["devices"] == 2 and time["cost"] == pytest.approx(9 * time["device_hours"]["total"])
+    measured = time["measured"]
+    assert time["left"]["seconds"] == pytest.approx(measured["step"] + measured["save"] / measured["every"])
+    assert "fsdp_cpu: 2 devices, 18.00 an hour" in text and "estimated for 1 step to come" in text
+    assert f"--run.save-every {time['save_every']} costs least" in text and time["save_every"] > 0
+    assert new["folder"]["time"]["measured"] is None and "is measured when it trains: plan again" in text
 
 
 def test_what_cannot_be_planned_is_refused(tmp_path):

@@ -209,3 +209,58 @@ def test_a_run_that_goes_on_has_a_status_of_its_own(tmp_path, capsys):
             assert capsys.readouterr().out == "running\n"
 
     train(tmp_path / "run", ask)
+
+
+def spent(folder, **changes):
+    """Write down that a run's one launch took 300 seconds on 2 devices, 200 of them for 100 steps."""
+    fields = json.loads((folder / "run.json").read_text())
+    parts = {"starting": 20.0, "stepping": 200.0, "evaluating": 30.0, "saving": 40.0, "ending": 10.0}
+    fields["spent"][0] |= {"devices": 2, "first": 0, "last": 100, "saves": 4, **parts, **changes}
+    (folder / "run.json").write_text(json.dumps(fields))
+
+
+def test_where_the_time_went_and_what_it_cost(folder, tmp_path, capsys):
+    run = shutil.copytree(folder / "small", tmp_path / "small")
+    spent(run)
+    _, lines = shown(capsys, run, price=9.0, mtbf=10.0, json=str(tmp_path / "out.json"))
+    cells = {line[:19].strip(): line[19:].split() for line in lines}
+    assert cells["steps that count"] == ["3:20", "66.7%", "0.111", "1.00"]
+    assert cells["saving"] == ["0:40", "13.3%", "0.022", "0.20"]
+    assert cells["in all"] == ["5:00", "100.0%", "0.167", "1.50"] and "steps made again" not in cells
+    told = "\n".join(lines)
+    assert "1 launch; 66.7% of the time made steps that count" in told and "estimated in part" not in told
+    assert (
+        "2 s a step, and 0.3 s of evaluations; a checkpoint stops training for 10 s (mean of 4), every 25 steps" in told
+    )
+    # The square root of 2 x 10 s x 36,000 s is 848.5 s, or 369 steps of 2.3 s.
+    # 10 / 849 + 424 / 36,000 + 20 / 36,000 = 2.41 %
+    assert "--run.save-every 369 costs least (14:09 between checkpoints)" in told
+    assert "saving 1.18%, steps made again 1.18%, start-up after failures 0.06%: 2.41% more" in told
+    assert "as it was:        saving 17.39%, steps made again 0.08%" in told
+    time = json.loads((tmp_path / "out.json").read_text())["time"]
+    assert time["save_every"] == 369 and time["cost"] == 1.5 and time["goodput"] == pytest.approx(2 / 3)
+    assert time["seconds"]["total"] == 300 and time["device_hours"]["ending"] == pytest.approx(20 / 3600)
+    _, lines = shown(capsys, tmp_path, price=9.0)
+    (row,) = [line for line in lines if line.startswith(str(run))]
+    assert re.search(r" 0\.167 +1\.50 +1 data rank", row)
+
+
+def test_what_is_not_known_of_the_time_is_said(folder, tmp_path, capsys):
+    run = shutil.copytree(folder / "small", tmp_path / "small")
+    spent(run, saves=0, end=None)
+    told = "\n".join(shown(capsys, run, mtbf=10.0)[1])
+    assert "no checkpoint was made, so how often to save is not known" in told
+    assert "estimated in part: 1 of them did not write its end" in told
+    fields = json.loads((run / "run.json").read_text())
+    del fields["spent"]
+    (run / "run.json").write_text(json.dumps(fields))
+    assert "where its time went is not known" in "\n".join(shown(capsys, run, price=1.0)[1])
+    assert not any("time went" in line for line in shown(capsys, run)[1])
+
+
+def test_prices_and_failures_that_nothing_can_have_are_refused(folder, capsys):
+    for wrong in ({"price": -1.0}, {"price": float("inf")}, {"mtbf": -2.0}, {"mtbf": float("nan")}):
+        with pytest.raises(UserError, match=rf"--{next(iter(wrong))} "):
+            shown(capsys, folder / "small", **wrong)
+    with pytest.raises(UserError, match="--mtbf is about one run"):
+        shown(capsys, folder, mtbf=2.0)

@@ -15,6 +15,7 @@ from app.distributed.state.manifest import MANIFEST, Manifest
 from app.errors import UserError
 from app.rundir import run_record
 from app.rundir.run_record import RUN, STATUSES, Compiled, Launch, RunRecord, Segment
+from app.rundir.time_spent import Spent
 from app.storage.records import FileSum
 
 COUNTS, TEXTS = st.integers(0, 2**40), st.text(max_size=8)
@@ -31,6 +32,8 @@ def unknown_to(kind):
 
 SUMS = st.dictionaries(TEXTS, st.builds(FileSum, COUNTS, TEXTS, unknown=unknown_to(FileSum)), max_size=2)
 LAUNCHES = st.builds(Launch, COUNTS, TEXTS, TEXTS, unknown=unknown_to(Launch))
+TIMES = [NUMBERS] * 5
+SPENT = st.builds(Spent, NUMBERS, COUNTS, TEXTS, COUNTS, COUNTS, *TIMES, saves=COUNTS, unknown=unknown_to(Spent))
 CHANGED = st.dictionaries(TEXTS, st.tuples(VALUES, VALUES), max_size=2)
 RECORDS = st.builds(
     RunRecord,
@@ -50,6 +53,7 @@ RECORDS = st.builds(
     compiled=st.none() | st.builds(Compiled, COUNTS, COUNTS, st.lists(TEXTS, max_size=2).map(tuple)),
     metrics=st.none() | st.dictionaries(TEXTS, st.none() | NUMBERS | TEXTS, max_size=2),
     model_files=st.none() | SUMS,
+    spent=st.none() | st.lists(SPENT, max_size=2).map(tuple),
     unknown=unknown_to(RunRecord),
 )
 

@@ -44,6 +44,12 @@ class Options:
     run. Those are cpu, ddp_cpu and fsdp_cpu; with GPUs, gpu, ddp and fsdp with one process for each GPU."""
     memory: float = 0.0
     """Memory of one device in GB (10**9 bytes), to find the largest micro-batch for. 0: what this machine has."""
+    price: float = 0.0
+    """What one device costs an hour, in any currency. If the folder holds a run, the plan says what it has cost and
+    what the rest will cost. 0: no money."""
+    mtbf: float = 0.0
+    """Mean hours between two failures of all the run's hardware together. If the folder holds a run, the plan says how
+    often to save, and what saving and failures cost. 0: not told."""
     json: str = ""
     """Also write all numbers to this file, in bytes."""
 
@@ -57,11 +63,12 @@ def main(options: Options, flags: list[str]) -> int:
     Raises:
         UserError: the run itself would refuse to begin.
     """
-    from app.commands import recipe_file
+    from app.commands import costs, recipe_file
     from app.commands.plan import described, display, footprint, largest_micro_batch, memory, sources
     from app.launching import profiles
     from app.training.loop.purpose import Body
 
+    costs.check(options.price, options.mtbf)
     if options.memory < 0:
         raise UserError(f"--memory {options.memory:g}: give the GB of one device, for example 24")
     chosen = [profiles.read(text) for text in options.profile or _usual()]
@@ -92,7 +99,7 @@ def main(options: Options, flags: list[str]) -> int:
         wrapping = profile.wrapping or "one process"
         layout = profile.name, profile.processes, wrapping, profile.in_short, profile.precision, trouble
         layouts.append(described.Layout(*layout, spread, peak, fetching))
-    display.show(about, layouts, folder, body.failed)
+    display.show(about, layouts, folder, body.failed, options.price, options.mtbf)
     if any(weight.remembered is None for weight in weights):
         print("the state of the optimizer could not be found out, and is not counted in any number")
     write_json(
@@ -101,7 +108,7 @@ def main(options: Options, flags: list[str]) -> int:
             "recipe": str(options.recipe),
             **about.as_dict(),
             "layouts": [layout.as_dict() for layout in layouts],
-            "folder": folder.as_dict(),
+            "folder": folder.as_dict(options.price, options.mtbf),
             "uncounted": body.failed,
         },
     )
@@ -245,11 +252,35 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple["described.Folder", "BatchPl
         if good is not None:
             saved = good[1]
             folder.resumed = described.Resumed(saved.step, saved.unevaluated, str(saved.layout), saved.scores)
+            folder.measured = _measured(run, _left(run, plan, saved.step))
             if storage.at(run.dir).exists("config.yaml"):
                 folder.changes = run.folder.changes(run.fields, run.config)
                 if any(change.effect is Effect.REFUSED for change in folder.changes):
                     raise UserError(f"{run.dir} holds a run with other settings: give those, or another --run.dir")
             plan = fitting(saved, plan, run.config, run.dir)
+            folder.measured = _measured(run, _left(run, plan, saved.step))  # a longer plan may have one step more
     except UserError as error:
         folder.trouble = str(error)
     return folder, plan
+
+
+def _left(run: "Run", plan: "BatchPlan", step: int) -> int:
+    """Return the number of steps after a step until the run ends or --run.stop-at stops it."""
+    return max(0, min(plan.steps, run.config.stop_at or plan.steps) - step)
+
+
+def _measured(run: "Run", left: int) -> "described.Measured":
+    """Return what the run in the folder has measured of itself; nothing where its run.json is damaged.
+
+    Args:
+        left: how many steps are left.
+    """
+    from app.commands.plan import described
+    from app.rundir import history
+    from app.rundir.time_spent import speed
+
+    try:
+        before = history.read(run.dir)
+    except UserError:
+        return described.Measured(None, None, left)
+    return described.Measured(before.account, speed(before.spent), left)

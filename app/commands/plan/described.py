@@ -3,9 +3,11 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from app.commands import costs
 from app.commands.plan.largest_micro_batch import Peak
 from app.commands.plan.memory import Memory
 from app.rundir.folder import Change
+from app.rundir.time_spent import Account, Speed
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,15 @@ class Resumed:
     scores: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a run in the folder has measured of itself, as far as it is known, and the steps that are left."""
+
+    spent: Account | None
+    pace: Speed | None
+    left: int
+
+
 @dataclass
 class Folder:
     """What resuming a run folder would restore, and what would change."""
@@ -178,9 +189,25 @@ class Folder:
     trouble: str = ""
     """Why the run cannot be resumed; empty if it can."""
     warnings: list[str] = field(default_factory=list)
+    measured: Measured = Measured(None, None, 0)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+    def as_dict(self, price: float, mtbf: float) -> dict[str, Any]:
+        """Return it for JSON.
+
+        Args:
+            price: of one device an hour; 0 for none.
+            mtbf: mean hours between two failures of the run's hardware; 0 where it is not given.
+        """
+        pace = self.measured.pace
+        time = costs.for_programs(self.measured.spent, pace, price, mtbf)
+        time["left"] = pace and costs.ahead(pace, self.measured.left)._asdict()
         changes = [{**change._asdict(), "effect": change.effect.value} for change in self.changes]
         start = {"step": None, "unevaluated": False} if self.resumed is None else asdict(self.resumed)
-        return {"path": self.path, **start, "changes": changes, "trouble": self.trouble, "warnings": self.warnings}
+        return {
+            "path": self.path,
+            **start,
+            "changes": changes,
+            "trouble": self.trouble,
+            "warnings": self.warnings,
+            "time": time,
+        }

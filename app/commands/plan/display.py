@@ -3,20 +3,23 @@
 from collections.abc import Iterator
 
 from app import storage
+from app.commands import costs
 from app.commands.output import size, table
 from app.commands.plan import largest_micro_batch
-from app.commands.plan.described import About, Fetching, Folder, Layout, Source
+from app.commands.plan.described import About, Fetching, Folder, Layout, Measured, Source
 from app.commands.plan.memory import LEFT_OUT
 from app.errors import whole_urls
 from app.storage.bucket import scratch
 
 
-def show(about: About, layouts: list[Layout], folder: Folder, uncounted: str) -> None:
+def show(about: About, layouts: list[Layout], folder: Folder, uncounted: str, price: float, mtbf: float) -> None:
     """Print a plan.
 
     Args:
         layouts: what each profile makes of it.
         uncounted: why activations could not be counted; empty if they were.
+        price: of one device an hour; 0 for none.
+        mtbf: mean hours between two failures of the run's hardware; 0 where it is not given.
     """
     length, model, checkpoints = about.length, about.model, about.checkpoints
     stop = f", stopping after {length.stop_at}" if length.stop_at else ""
@@ -47,10 +50,14 @@ def show(about: About, layouts: list[Layout], folder: Folder, uncounted: str) ->
             print(f"{layout.profile}: {largest_micro_batch.sentence(layout.peak)}")
         for fetching in layout.fetching:
             print(_of_machine(layout, fetching, allowed[fetching.source]))
+        if price:
+            devices = f"{layout.processes} device{'s' * (layout.processes > 1)}"
+            print(f"{layout.profile}: {devices}, {costs.money(layout.processes, price)} an hour")
     if uncounted:
         print(f"activations could not be counted, as the loop does not run on tensors without contents: {uncounted}")
     print()
     _show_folder(folder)
+    _show_cost(folder.measured, price, mtbf)
 
 
 def _of_staging(staged: int) -> str:
@@ -99,6 +106,21 @@ def _row(layout: Layout) -> list[str]:
         *map(size, (held.weights, held.gradients, held.sums, held.optimizer, held.total, held.copy)),
         "does not fit" if layout.is_too_large else spread.note or "ok",
     ]
+
+
+def _show_cost(measured: Measured, price: float, mtbf: float) -> None:
+    """Print what a run has taken and what is left; nothing where it is not known and nobody asks."""
+    spent, pace = measured.spent, measured.pace
+    if pace is None or spent is None:
+        if price or mtbf:
+            print("what its steps and checkpoints take is measured when it trains: plan again when it has saved")
+        return
+    took = costs.sum_in_words(spent.total, price)
+    print(f"until now: {took}; {spent.goodput:.1%} of the time made steps that count")
+    left = costs.sum_in_words(costs.ahead(pace, measured.left), price)
+    steps = f"{measured.left:,} step{'s' * (measured.left != 1)} to come"
+    print(f"estimated for {steps}, on the same layout and without failures: {left}")
+    print("\n".join(costs.saving_lines(pace, price, mtbf)))
 
 
 def _show_folder(folder: Folder) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from app import storage
+from app.commands import costs
 from app.commands.output import size, table, write_json
 from app.config import BestMetric
 from app.errors import printable, whole_urls
 from app.launching import program
 from app.rundir.foreign import plain, text
 from app.rundir.history import History, age
+from app.rundir.time_spent import speed
 
 
 @dataclass
@@ -33,11 +35,13 @@ class Checkpoint:
     best: bool
 
 
-def show(run: History, verify: bool, json: str) -> int:
-    """Print the checkpoints of a run, and return 1 if one is damaged, else 0.
+def show(run: History, verify: bool, price: float, mtbf: float, json: str) -> int:
+    """Print the checkpoints of a run and where its time went, and return 1 if a checkpoint is damaged, else 0.
 
     Args:
         verify: read all files.
+        price: of one device an hour; 0 for none.
+        mtbf: mean hours between two failures of the run's hardware; 0 where it is not given.
         json: a file to write the list to; empty for none.
     """
     from app.checkpoints.store import CheckpointStore
@@ -57,12 +61,36 @@ def show(run: History, verify: bool, json: str) -> int:
             print(f"\nstep {checkpoint.step}: {printable(whole_urls(checkpoint.problem))}")
     if checkpoints and not verify:
         print("\n--verify compares every file with its checksum")
+    _show_time(run, price, mtbf)
     if best:
         good = {one.step: store.path(one.step) for one in checkpoints if not one.problem}
         print(_about_best(run.folder, best[0], store.retention.best_step(good, {})))
-    about = {"folder": whole_urls(str(run.folder)), "status": run.status, "step": run.step, "steps": run.record.steps}
+    about: dict[str, Any] = {
+        "folder": whole_urls(str(run.folder)),
+        "status": run.status,
+        "step": run.step,
+        "steps": run.record.steps,
+    }
+    about["time"] = costs.for_programs(run.account, speed(run.spent), price, mtbf)
     write_json(json, {**about, "checkpoints": [asdict(checkpoint) for checkpoint in checkpoints]})
     return int(any(checkpoint.problem for checkpoint in checkpoints))
+
+
+def _show_time(run: History, price: float, mtbf: float) -> None:
+    if run.account is None:
+        if price or mtbf:
+            print("\nwhere its time went is not known: an older version has trained it; launches from now on tell it")
+        return
+    print(f"\n{costs.spent_table(run.account, price)}")
+    launches, estimated = len(run.spent), sum(launch.end != "recorded" for launch in run.spent)
+    print(f"{launches} launch{'es' * (launches > 1)}; {run.account.goodput:.1%} of the time made steps that count")
+    if estimated:
+        goes_on = estimated == 1 and run.status == "running"
+        whose = "the launch that goes on" if goes_on else f"{estimated} of them did not write its end"
+        print(f"estimated in part: {whose}, and counts until metrics.jsonl was last written")
+    pace = speed(run.spent)
+    if pace is not None:
+        print("\n".join(costs.saving_lines(pace, price, mtbf)))
 
 
 def _about_best(folder: Path, step: int, best_of_good: tuple[int, float] | None) -> str:

@@ -3,11 +3,12 @@
     python -m app runs
     python -m app runs /data/runs other --columns optim.lr run.global-batch --sort best
     python -m app runs runs/cls --verify
+    python -m app runs runs/cls --price 2.5 --mtbf 24
     python -m app runs runs/cls --status
 
 Looks into folders three levels deep. A run is `running`, `finished`, `preempted` (stopped with steps left), `failed`,
 or `lost` (its folder says running, but its process is gone). Repeating its command resumes it. For a folder that is a
-run itself, lists its checkpoints.
+run itself, lists its checkpoints, and where its time went.
 """
 
 from dataclasses import dataclass
@@ -45,6 +46,12 @@ class Options:
     to go on), 3 if it is running, and 1 if it has failed or is lost."""
     verify: bool = False
     """For one run: read every file of its checkpoints, and compare it with its checksum."""
+    price: float = 0.0
+    """What one device costs an hour, in any currency: the list says what each run has cost, and for one run, what on.
+    0: no money."""
+    mtbf: float = 0.0
+    """For one run: mean hours between two failures of all its hardware together (one failure of one machine stops the
+    run). Says how often to save, and what saving and failures cost then. 0: not told."""
     json: str = ""
     """Also write the list to this file."""
 
@@ -55,20 +62,24 @@ def main(options: Options) -> int:
     Raises:
         UserError: a folder does not exist, or no run has such a setting.
     """
+    from app.commands import costs
     from app.commands.runs import checkpoints, listing
     from app.rundir import history
 
     if options.status:
         return _status(options)
+    costs.check(options.price, options.mtbf)
     runs, problems = history.find(options.folders)
     hidden = [] if options.all else [run for run in runs if _is_left_out(run, options.folders)]
     runs = [run for run in runs if run not in hidden]
     if len(runs) == len(options.folders) == 1 and runs[0].folder == options.folders[0]:
         if options.columns or options.sort:
             raise UserError(f"--columns and --sort are about several runs, and {runs[0].folder} is one: leave them out")
-        return checkpoints.show(runs[0], options.verify, options.json)
+        return checkpoints.show(runs[0], options.verify, options.price, options.mtbf, options.json)
     if options.verify:
         raise UserError("--verify is about the checkpoints of one run: give its folder, as in runs/cls")
+    if options.mtbf:
+        raise UserError("--mtbf is about one run: give its folder, as in runs/cls")
     if not runs:
         print(f"no runs in {', '.join(printable(whole_urls(str(folder))) for folder in options.folders)}")
         _tell_left_out(len(hidden), problems)
@@ -76,12 +87,13 @@ def main(options: Options) -> int:
         return 0
     settings = listing.settings_named(options.columns, runs)
     runs = listing.ordered(runs, options.sort)
-    print(table(listing.head(settings), [listing.row(run, settings) for run in runs], right=(2,)))
+    price = options.price
+    print(table(listing.head(settings, price), [listing.row(run, settings, price) for run in runs], right=(2,)))
     for run in runs:
         if run.status == "failed":
             print(f"\n{run.place}: {run.record.error}")
     _tell_left_out(len(hidden), problems)
-    write_json(options.json, {"runs": [listing.for_programs(run, settings) for run in runs]})
+    write_json(options.json, {"runs": [listing.for_programs(run, settings, price) for run in runs]})
     return 0
 
 
@@ -89,7 +101,15 @@ def _status(options: Options) -> int:
     """Print the status of one run, and return the exit status that stands for it."""
     from app.rundir import history
 
-    if len(options.folders) != 1 or options.columns or options.sort or options.verify or options.json:
+    if (
+        len(options.folders) != 1
+        or options.columns
+        or options.sort
+        or options.verify
+        or options.price
+        or options.mtbf
+        or options.json
+    ):
         raise UserError("--status is about one run: give its folder, as in runs/cls, and nothing else")
     status = history.read(options.folders[0]).status
     print(status)

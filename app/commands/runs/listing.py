@@ -5,27 +5,37 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from app.commands import costs
 from app.config import flatten
 from app.errors import UserError
 from app.rundir import history
 from app.rundir.history import History
+from app.rundir.time_spent import speed
 
 
-def head(settings: Sequence[str]) -> list[str]:
-    """Return the titles of the columns; `settings` are those that were asked for."""
-    return ["run", "status", "steps", "score", "best", *settings, "layout", "changed"]
+def head(settings: Sequence[str], price: float) -> list[str]:
+    """Return the titles of the columns.
+
+    Args:
+        settings: those that were asked for.
+        price: of one device an hour; 0 for none.
+    """
+    money = ["device hours", "cost"] if price else []
+    return ["run", "status", "steps", "score", "best", *settings, *money, "layout", "changed"]
 
 
-def row(run: History, settings: Sequence[str]) -> list[Any]:
-    """Return what stands in the columns of a run."""
+def row(run: History, settings: Sequence[str], price: float) -> list[Any]:
+    """Return what stands in the columns of a run; for `price`, see `head`."""
+    hours = run.account.total.device_hours if run.account else None
+    money = ["", ""] if hours is None else [f"{hours:.3f}", costs.money(hours, price)]
     best, steps = run.best, f"{run.step}/{run.record.steps}"
     values = [in_words(setting(run, name)) for name in settings]
     score = [run.score_in_words, best.in_words if best else "", *values]
-    return [run.place, run.status, steps, *score, run.layout, history.age(run.changed)]
+    return [run.place, run.status, steps, *score, *(money if price else []), run.layout, history.age(run.changed)]
 
 
-def for_programs(run: History, settings: Sequence[str]) -> dict[str, Any]:
-    """Return what --json says of a run."""
+def for_programs(run: History, settings: Sequence[str], price: float) -> dict[str, Any]:
+    """Return what --json says of a run; for `price`, see `head`."""
     score, best = run.score, run.best
     return {
         "folder": str(run.folder),
@@ -37,6 +47,7 @@ def for_programs(run: History, settings: Sequence[str]) -> dict[str, Any]:
         "settings": {name: setting(run, name) for name in settings},
         "layout": run.layout,
         "changed": run.changed,
+        "time": costs.for_programs(run.account, speed(run.spent), price, mtbf=0.0),
     }
 
 

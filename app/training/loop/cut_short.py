@@ -45,8 +45,9 @@ class CutShort:
                 told = f"{over}, and the finished model is not written; {newest} and writes it"
         print(f"\n{told}", file=sys.stderr, flush=True)
         folder = self._logger.folder
+        self._logger.over = True
         if folder.record is not None:
-            folder.update(status="preempted", error=None)
+            folder.update(status="preempted", error=None, spent=self._logger.time_spent())
         elif folder.config:  # this run has taken the folder
             folder.begin(self._unbegun())
         folder.release()

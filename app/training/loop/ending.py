@@ -34,6 +34,7 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
         return
     folder = services.model_folder
     services.notice.work = Work.EXPORTING
+    services.logger.clock.turn_to("ending")
     collectives.from_main(services.folder.check)
     keep_training(loop, waits=True)
     with services.watchdog.long_work():
@@ -261,6 +262,7 @@ def _record(loop: StepLoop, error: BaseException | None, before: str) -> None:
         before: the error of another rank that came first; empty if there is none.
     """
     services, logger = loop.services, loop.services.logger
+    logger.over = True
     if compiled := loop.opened.recompiles.facts(services.accelerator.compiles):
         logger.note(compiled=compiled)
     if error is None and loop.finished and not loop.stopped_in_evaluation:

@@ -35,7 +35,7 @@ def turns(
     indices = range(plan.steps(accelerator.data_ranks))
     services.buffers.find_changes()
     scored = services.averages.in_place(average=False)  # inside of run.evaluate they are in place already
-    with services.logger.time_aside(), aside(accelerator.device), scored, evaluating(model):
+    with services.logger.time_aside("evaluating"), aside(accelerator.device), scored, evaluating(model):
         allowed = services.preemption.turns(len(indices), accelerator.is_fsdp2) if may_stop else indices
         for _, step in zip(allowed, services.load(plan, indices, data, collate, fetch=fetch), strict=True):
             services.watchdog.beat()

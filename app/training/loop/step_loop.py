@@ -1,5 +1,6 @@
 """Do everything around the body of a recipe's visible loop, step by step."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ from app.training.loop.loss_means import LossMeans
 from app.training.loop.nonfinite import FirstNonfinite
 from app.training.loop.opened import Opened
 from app.training.loop.patience import Patience
+from app.training.loop.save_interval import Pace, SaveInterval
 from app.training.loop.step import Batch, CurrentStep, before_first
 from app.training.loop.step_metrics import StepMetrics, suffix
 from app.training.loop.updates import Around, Updates
@@ -52,7 +54,9 @@ class StepLoop:
         """Begin this launch's part of the run after `start`; its scores become the run's."""
         self.opened, self.plan, self.start, self.checks = opened, plan, start, checks
         self.settings, self.services = opened.settings, opened.services
-        self.triggers, self.patience = Triggers(self.settings, plan), Patience(self.settings, start.patience)
+        self.save_interval = SaveInterval(self.settings, start.step)
+        self.triggers = Triggers(self.settings, plan, self.save_interval.next)
+        self.patience = Patience(self.settings, start.patience)
         self.means = LossMeans(self.services.accelerator, self.settings.log_every, start.step, start.losses)
         if start.step:
             opened.scores = dict(start.scores)
@@ -64,6 +68,7 @@ class StepLoop:
         self._made_here = 0  # steps of this launch, before the current one, that have updated weights
         self._missing = start.counts.missing or 0  # samples of the run, before the current step, that were left out
         self._told_observed: set[str] = set()
+        self._pace = Pace()  # as all ranks have learnt it in the last logged step
 
     @property
     def steps(self) -> range:
@@ -195,6 +200,7 @@ class StepLoop:
 
     def _after_update(self, step: CurrentStep) -> None:
         services, checks = self.services, self.checks
+        services.logger.clock.step = step.number
         services.buffers.agree()
         self.means.add(step.number, step.losses, step.metrics.step.weight)
         if self.triggers.reads_losses(step.number):
@@ -211,14 +217,29 @@ class StepLoop:
         measured = self._measured(step.scores, self.means, self.stopped_in_evaluation)
         services.checkpoint_manager.save_when_due(step.number, self.triggers, measured, self.leaving)
         services.notice.saving = services.checkpoint_manager.seconds
+        self._space_saves(step.number)
+
+    def _space_saves(self, number: int) -> None:
+        """Decide, after all that this step is due, when a checkpoint is due next: by what all ranks know."""
+        if not self.save_interval.asked:
+            return
+        logged = self.triggers.reads_losses(number)
+        if self.triggers.saves(number):
+            self.save_interval.saved(number)
+        if logged and (line := self.save_interval.learn(number, self._pace)):
+            self.services.logger.progress.say(line)
+        self.triggers = dataclasses.replace(self.triggers, next_save=self.save_interval.next)
 
     def _log_losses(self, step: CurrentStep) -> None:
         services = self.services
         rates = {f"lr{suffix(i)}": rate for i, rate in enumerate(self.opened.optimizers.rates())}
         drift = self.checks.drift if self.triggers.checks(step.number) else None
-        losses, about = step.metrics.collect(
-            self.checks.faults, services.buffers, self.means, services.gradients.calls, drift
+        here, interval = services.checkpoint_manager.seconds, self.save_interval
+        told = interval.measured(services.logger.clock, self.start.step, here) if interval.asked else ()
+        losses, about, main = step.metrics.collect(
+            self.checks.faults, services.buffers, self.means, services.gradients.calls, drift, told
         )
+        self._pace = Pace(*main)
         missing = {"missing_samples": self.missing} if self.missing else {}
         services.logger.step(step.number, losses, {**about, **rates, **missing})
         self._tell_observed({n: value for n, value in losses.items() if n not in step.metrics.trained}, step.number)

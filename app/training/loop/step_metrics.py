@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ T = TypeVar("T")
 class Travelling(NamedTuple, Generic[T]):
     """What travels in the one all-reduce of a measured step: float64 vectors before it, lists of numbers after it.
 
-    The first five are summed over data ranks, the last two over all ranks.
+    The first five are summed over data ranks, the last three over all ranks.
     """
 
     terms: T
@@ -43,6 +44,8 @@ class Travelling(NamedTuple, Generic[T]):
     """In which order layers were used; see CallOrder."""
     prints: T
     """Fingerprints of weights and buffers; empty where ranks are not compared."""
+    main: T
+    """What the main process tells all ranks; zeros on the others."""
 
 
 _OF_DATA_RANKS = 5
@@ -120,7 +123,8 @@ class StepMetrics:
         means: LossMeans,
         calls: CallOrder,
         drift: DesyncCheck | None = None,
-    ) -> tuple[dict[str, float], dict[str, Any]]:
+        told: Sequence[float] = (),
+    ) -> tuple[dict[str, float], dict[str, Any], list[float]]:
         """Combine all ranks in one all-reduce. Every rank takes part, and waits for its device.
 
         Args:
@@ -129,10 +133,11 @@ class StepMetrics:
             means: over several steps, with this one; its sums travel in the same collective.
             calls: compares the order in which ranks have used layers, in the same collective.
             drift: the same for the ranks' weights and buffers.
+            told: numbers, as many on every rank; those of the main process reach all ranks in the same collective.
 
         Returns:
-            The losses of the global batch by name; and the mean losses, the gradient norms and the hash of the sample
-            ids, by name.
+            The losses of the global batch by name; the mean losses, the gradient norms and the hash of the sample
+            ids, by name; and what the main process has told.
 
         Raises:
             UserError: a loss or norm is not finite: it names the step, the ranks and the samples; or ranks differ.
@@ -150,6 +155,7 @@ class StepMetrics:
                 prints=torch.zeros(0, dtype=torch.float64, device=device)
                 if drift is None
                 else drift.slots().to(device),
+                main=torch.tensor(told, dtype=torch.float64, device=device) * self.accelerator.is_main_process,
             )
         )
         *parts, fresh = sums.ledger
@@ -167,9 +173,10 @@ class StepMetrics:
         if not self.step.weight:
             losses = {}  # there is no sample to have any
         self._check_finite(losses, norms)
-        about = {f"grad_norm{suffix(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
+        about: dict[str, Any] = {f"grad_norm{suffix(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
         ids = "".join(f"{int(part) % 2**32:08x}" for part in parts)
-        return losses, {**means.take(names, sums.means), **self.by_source.losses(sums.sources), **about, "ids": ids}
+        about = {**means.take(names, sums.means), **self.by_source.losses(sums.sources), **about, "ids": ids}
+        return losses, about, sums.main
 
     def _terms(self, names: list[str]) -> Tensor:
         """Return this rank's terms of the step's losses: float64 [names x micro-batches].
