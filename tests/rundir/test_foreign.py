@@ -244,7 +244,7 @@ def test_the_message_of_an_error_is_a_text(tmp_path):
 def test_every_command_that_reads_folders_is_looked_at_here():
     """The others take recipes, profiles, or nothing."""
     takes_folders = {"runs", "watch", "plot", "export", "evaluate", "predict", "tokenize", "index"}
-    others = {"completion", "doctor", "launch", "lr-range", "new", "plan", "prove", "torture"}
+    others = {"completion", "doctor", "launch", "lr-range", "new", "plan", "prove", "submit", "torture"}
     assert set(summaries()) == takes_folders | others, f"{FOLDER}: say here what a new command reads"
 
 
