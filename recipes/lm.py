@@ -169,7 +169,7 @@ def evaluate(
     results["eval/perplexity"] = math.exp(min(loss, 700.0))
     if not config.masked:  # what is masked is only a part of the text
         results["eval/bits_per_byte"] = loss * tokens / math.log(2) / blocks.documents.bytes
-    with run.logger.time_aside():
+    with run.logger.time_aside("evaluating"):
         if config.sample_length and config.masked:
             run.say(filled_in(model, tokenizer, blocks, collate, config.sample_length))
         elif config.sample_length:

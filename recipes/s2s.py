@@ -106,7 +106,7 @@ def evaluate(
         written = seq2seq_generation.written(
             run, model, some, collate, tokenizer, asked.longest(config.data), asked.beams
         )
-        with run.logger.time_aside():
+        with run.logger.time_aside("evaluating"):
             texts = some.texts()
             quality = text_scores(written, [text["target"] for text in texts], asked.tokenize)
             results |= {f"eval/{name}": value for name, value in quality.items()}

@@ -49,7 +49,7 @@ def test_commands_options_and_files():
         "--help",
     ]
     assert completed("export", "--") == options
-    assert completed("plan", "--pr") == ["--profile"]
+    assert completed("plan", "--prof") == ["--profile"]
     assert completed("plan", "recipes/c") == ["recipes/cls.py"]
     assert completed("launch", "ddp_") == ["ddp_2nodes", "ddp_cpu"]
     assert completed("launch", "ddp_cpu", "recipes/c") == ["recipes/cls.py"]

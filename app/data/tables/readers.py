@@ -116,8 +116,10 @@ def _check_taken(flag: str, path: str, files: Files, reader: str) -> None:
     root = os.path.realpath(path)
     split_of_file = {os.path.relpath(file, root): split for split, names in files.items() for file in names}
     first, split = next(iter(split_of_file.items()))
-    for name in sorted("/".join(parts) for parts in files_below(path)):
-        if name in split_of_file or is_readme(name) or not _may_hold_rows(name, reader):
+    names = sorted("/".join(parts) for parts in files_below(path))
+    of_runs = tuple(name.removesuffix("run.json") for name in names if name.endswith("/run.json"))  # trained in here
+    for name in names:
+        if name in split_of_file or is_readme(name) or not _may_hold_rows(name, reader) or name.startswith(of_runs):
             continue
         if READERS.get(extension(name)) == READERS.get(extension(first)):
             raise UserError(
