@@ -55,3 +55,8 @@ def looks_like_data(name: str, beside: str) -> bool:
     while path.suffix in PACKERS | UNFINISHED:
         path = path.with_suffix("")
     return path.suffix in TABLES | WHOLE
+
+
+def run_folders(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders of runs that were trained inside a folder of data, each with a slash at its end."""
+    return tuple(name.removesuffix("run.json") for name in names if name.endswith("/run.json"))

@@ -222,3 +222,13 @@ def test_tar_files_are_streamed_also_where_they_are_refused_then(tmp_path):
     for file in folder.glob("part-*"):
         file.rename(folder / f"validation-{file.name}")
     assert is_streamed_set(str(folder)) and is_streamed("--data.path", config)
+
+
+def test_a_run_that_was_trained_in_the_folder_of_its_data_is_no_data(tmp_path):
+    """Its metrics.jsonl is no shard: a run that goes on has the data that it had."""
+    (tmp_path / "part-0.jsonl").write_text('{"text": "a"}\n')
+    before = find_shards("--data.path", str(tmp_path)).files
+    (tmp_path / "runs/x/checkpoints").mkdir(parents=True)
+    for name in ("run.json", "metrics.jsonl", "checkpoints/record.json"):
+        (tmp_path / "runs/x" / name).write_text("{}\n")
+    assert find_shards("--data.path", str(tmp_path)).files == before

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from app import storage
 from app.data import card
-from app.data.file_names import LOGS, is_readme, log_among, looks_like_data
+from app.data.file_names import LOGS, is_readme, log_among, looks_like_data, run_folders
 from app.data.folders import check_numbered, entries_below, is_hidden, splits_by_name, splits_meant, trouble_of
 from app.data.patterns import divided, files_of, fits
 from app.data.reading import near
@@ -183,6 +183,8 @@ def survey(flag: str, path: str) -> Survey:
     if place.file or place.pattern:
         _check(flag, path, files)
         return Survey(flag, path, place.folder, tuple(files), {}, ())
+    of_runs = run_folders(file.name for file in files)  # whose metrics.jsonl would be taken for a shard
+    files = [file for file in files if not file.name.startswith(of_runs)]
     shards = [shard for shard in files if shard.format and not _is_marker(shard.name)]
     if log := log_among(each.name for each in entries):
         raise UserError(f"{what}: {log}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.data import card
 from app.data.cache import cache_of
-from app.data.file_names import is_readme, looks_like_data
+from app.data.file_names import is_readme, looks_like_data, run_folders
 from app.data.folders import check_numbered, files_below, splits_meant
 from app.data.reading import explained, read_whole, reading
 from app.data.tables.conll_files import sentences_of
@@ -117,7 +117,7 @@ def _check_taken(flag: str, path: str, files: Files, reader: str) -> None:
     split_of_file = {os.path.relpath(file, root): split for split, names in files.items() for file in names}
     first, split = next(iter(split_of_file.items()))
     names = sorted("/".join(parts) for parts in files_below(path))
-    of_runs = tuple(name.removesuffix("run.json") for name in names if name.endswith("/run.json"))  # trained in here
+    of_runs = run_folders(names)
     for name in names:
         if name in split_of_file or is_readme(name) or not _may_hold_rows(name, reader) or name.startswith(of_runs):
             continue
