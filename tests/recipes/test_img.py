@@ -161,9 +161,11 @@ def test_parquet_that_says_nothing_of_images(tmp_path):
     assert red[0] == red[1] and red[2] == 3
     with refused("--data.image label", "holds int64, no images", "struct, bytes, path, label"):
         ImageColumn(tables.train, "label")
+    frame.to_parquet(tmp_path / "others.parquet")
     frame.loc[2, "bytes"] = None
     frame.to_parquet(tmp_path / "images.parquet")
-    tables, _ = load_labelled(ClassData(path=(str(tmp_path / "images.parquet"),), eval_path=str(file.parent)))
+    train, others = (str(tmp_path / f"{name}.parquet") for name in ("images", "others"))
+    tables, _ = load_labelled(ClassData(path=(train,), eval_path=others))
     with refused("row 2 (counted from 0)", "has no image"):
         ImageColumn(tables.train, "bytes").read(2)
 
