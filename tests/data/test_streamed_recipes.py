@@ -196,7 +196,9 @@ def test_a_broken_picture_is_named_by_its_shard_and_row(kind, tmp_path):
     config, _ = both(config, folder, pictures(tmp_path / "eval", kind, 7))
     *_, (rows, _) = loaded_pictures(config, from_scratch=False)
     name = " (007.png)" if kind == "tar" else ""
-    with refused(f"--data.image {config.image}: row 1 (counted from 0) of --data.path", f"part-2.{kind}, ", name):
+    with refused(
+        f"--data.image {config.image}: row 1 (counted from 0 in the chunk) of --data.path", f"part-2.{kind}, ", name
+    ):
         read_rows(rows, range(len(rows)))
 
 
@@ -207,7 +209,9 @@ def test_a_class_that_nobody_has_named_is_refused_by_its_shard(tmp_path):
     parquet.write_table(pa.Table.from_pylist(table), folder / "part-2.parquet", row_group_size=4)
     config, _ = both(ClassData(classes=COLOURS), folder, pictures(tmp_path / "eval", "parquet", 7))
     *_, (rows, _) = loaded_pictures(config)
-    with refused("--data.label label: row 1 (counted from 0) of", "part-2.parquet, ", "none of the 3", "pink"):
+    with refused(
+        "--data.label label: row 1 (counted from 0 in the chunk) of", "part-2.parquet, ", "none of the 3", "pink"
+    ):
         read_rows(rows, range(len(rows)))
 
 
