@@ -235,7 +235,7 @@ def test_templates_and_prefixes_leave_no_text_out_in_silence(tmp_path):
     for stream in (False, True):
         with refused("the template of b: row 7 (counted from 0", " of --data.mix b:", "b.jsonl", "has nothing in q"):
             loaded_pairs(of(source=None, template="{q}", stream=stream), eval_path=str(tmp_path / "eval.jsonl"))
-        with refused("--data.source source: row 7 (counted from 0) of --data.mix b:", "b.jsonl", "has no text"):
+        with refused("--data.source source: row 7 (counted from 0", " of --data.mix b:", "b.jsonl", "has no text"):
             loaded_pairs(of(prefix="say ", stream=stream), eval_path=str(tmp_path / "eval.jsonl"))
     with refused("sources[1].template: it is the text of a row, so leave out `source`"):
         loaded_pairs(of(template="{q}"))
