@@ -67,6 +67,11 @@ class Streams:
     """What to do with a chunk of streamed data that is still damaged when it is fetched again. stop: end the run. skip:
     leave out its rows, the same on every layout, and count them."""
 
+    @property
+    def skips(self) -> bool:
+        """Tell whether rows of chunks that stay damaged are left out."""
+        return self.bad == "skip"
+
     def streams(self, must: Callable[[], bool]) -> bool:
         """Tell whether --data.stream asks for data by chunks; `must` tells whether they can be read in no other way."""
         return self.stream == "true" or (self.stream == "auto" and must())

@@ -372,7 +372,7 @@ def _other_set(
     files = trained.files(place)
     refuse = partial(refuse_files, flag, path, files)
     if by_chunks:
-        return evaluation_set(flag, path, split, refuse, skips=getattr(config, "bad", "stop") == "skip"), ""
+        return evaluation_set(flag, path, split, refuse, skips=isinstance(config, Streams) and config.skips), ""
     if files:
         refuse(places_read(path, split, configuration))
     names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()

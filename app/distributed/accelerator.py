@@ -35,7 +35,7 @@ from app.distributed.tensor_parallel.layers import cuts, split_model
 from app.distributed.tensor_parallel.plan import check_slices, plan_of
 from app.distributed.tensor_parallel.split import Split
 from app.errors import UserError
-from app.sampling.batch_plan import Turn
+from app.sampling.batch_plan import Turn, ranks_by_machine
 
 _MESHED = "ACCELERATE_USE_PARALLELISM_CONFIG"
 
@@ -168,11 +168,9 @@ class Accelerator(accelerate.Accelerator):
         return self.parallelism_config.non_data_parallel_size if self.parallelism_config else 1
 
     @property
-    def data_ranks_by_machine(self) -> list[set[int]]:
+    def data_ranks_by_machine(self) -> list[list[int]]:
         """Return the data ranks of each machine's processes; all machines have as many processes."""
-        here, count = environment.local_world_size(), self.num_processes
-        processes = [range(first, min(first + here, count)) for first in range(0, count, here)]
-        return [{process // self.ranks_per_data_rank for process in of_machine} for of_machine in processes]
+        return ranks_by_machine(self.num_processes, environment.local_world_size(), self.ranks_per_data_rank)
 
     def counted_once(self, turn: Turn) -> Turn:
         """Set the weight of an evaluation's turn to 0 on all but one of the processes that share it."""

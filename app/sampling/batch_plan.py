@@ -334,6 +334,18 @@ class BatchPlan:
         return micro_batches(self.seen(step), self.seen(step + 1), order.lanes, self.micro_batch, order.sort_over)
 
 
+def ranks_by_machine(processes: int, here: int, together: int) -> list[list[int]]:
+    """Return the data ranks of each machine's processes.
+
+    Args:
+        processes: of all machines.
+        here: of each machine.
+        together: how many see the same samples, which are neighbours.
+    """
+    machines = (range(first, min(first + here, processes)) for first in range(0, processes, here))
+    return [list(dict.fromkeys(process // together for process in machine)) for machine in machines]
+
+
 def batch_sizes(settings: RunConfig) -> Ramp:
     """Return the size of a run's global batch as a function of the step.
 

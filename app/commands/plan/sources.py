@@ -7,12 +7,10 @@ import numpy as np
 
 from app.commands.plan.described import Chunks, Fetching, Source
 from app.data.rows import Rows, Streamed
-from app.data.streams.chunk_cache import ReadByChunks
+from app.data.streams.chunk_cache import UNLIMITED, ReadByChunks
 from app.launching.profiles import Profile
-from app.sampling.batch_plan import BatchPlan
+from app.sampling.batch_plan import BatchPlan, ranks_by_machine
 from app.sampling.orders import ByChunks, Mixed
-
-UNLIMITED = 1 << 60  # bytes of a cache: more is no limit
 
 
 class Read(NamedTuple):
@@ -76,7 +74,8 @@ def _read(plan: BatchPlan, sources: "Sequence[ReadByChunks | None]") -> Iterator
 
 def _fetched(plan: BatchPlan, number: int, read: Read, profile: Profile) -> Fetching:
     stored = read.by_chunks.index.size
-    machines = [_lanes_of(plan, profile, machine) for machine in range(profile.machines)]
+    here, split = profile.processes // profile.machines, profile.mesh("tp")
+    machines = [plan.lanes_of(ranks, profile.data_ranks) for ranks in ranks_by_machine(profile.processes, here, split)]
     most = max(map(len, machines))
     read.by_chunks.check_room(most)
     holds_all = read.by_chunks.limit >= read.by_chunks.working_set(len(stored))
@@ -99,10 +98,3 @@ def _own_lanes(plan: BatchPlan, source: int, lanes: Sequence[int]) -> list[int]:
     """Return which lanes of a source are read for some lanes of the plan."""
     order = plan.order
     return [order.mixture.lane_in_source(source, lane) for lane in lanes] if isinstance(order, Mixed) else [*lanes]
-
-
-def _lanes_of(plan: BatchPlan, profile: Profile, machine: int) -> list[int]:
-    """Return the lanes that the processes of a machine read: all of one, and of several as turns are dealt to ranks."""
-    here, split = profile.processes // profile.machines, profile.mesh("tp")
-    ranks = dict.fromkeys(process // split for process in range(machine * here, (machine + 1) * here))
-    return plan.lanes_of(ranks, profile.data_ranks)

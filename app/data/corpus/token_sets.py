@@ -17,7 +17,7 @@ from app.data.corpus.token_blocks import TokenBlocks
 from app.data.corpus.token_shards import SPLITS, TOKENIZER, find_tokens, splits_at
 from app.data.leaks import NOTHING, Place, Taken, Trained
 from app.data.loading import Tables, load_tables
-from app.data.streams.chunk_cache import ChunkCache
+from app.data.streams.chunk_cache import UNLIMITED, ChunkCache
 from app.data.streams.index import index_of
 from app.data.streams.opening import GB
 from app.data.streams.shards import is_url, real_place
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OWN = ("byte", "char", "bpe")  # tokenizers of models from scratch, as records name them
-UNLIMITED = 2**62  # bytes of decoded chunks in the cache: all are read in every epoch
 
 
 @dataclass
@@ -154,7 +153,7 @@ def are_streamed(config: CorpusData, path: str) -> bool:
     """
     if config.sort_over > 1:
         raise UserError("--data.sort-over: blocks of tokens are of one length, and not sorted: leave it out")
-    if config.bad == "skip":
+    if config.skips:
         raise UserError(
             "--data.bad skip: a chunk of tokens cannot be left out: copy its shard again, or tokenize again"
         )

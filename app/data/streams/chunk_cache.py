@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 THREADS = 4  # that bring chunks ahead, and as many that bring what somebody waits for
+UNLIMITED = 1 << 62  # bytes of chunks on a machine
 MAPPED = 256  # chunks that a process keeps open
 TRIES = 20  # to map a chunk that others delete as soon as it is there
 

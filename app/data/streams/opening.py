@@ -139,7 +139,7 @@ def open_stream(config: TableData, holdout: bool, flag: str = "--data.path") -> 
     """
     assert isinstance(config, Streams)
     path = os.path.expanduser(config.path[0])
-    skips, surveyed = config.bad == "skip", survey(flag, path)
+    skips, surveyed = config.skips, survey(flag, path)
     index = index_of(flag, path, surveyed.of("train"), skips=skips)
     evaluation, held_out, told = None, False, ""
     if holdout:
@@ -193,7 +193,7 @@ def _own_evaluation(config: TableData, surveyed: Survey) -> "Dataset | None":
     if split not in EVAL_KINDS:
         raise UserError(f"--data.eval-split {split}: of streamed data, give {' or '.join(EVAL_KINDS)}")
     assert isinstance(config, Streams)
-    skips = config.bad == "skip"
+    skips = config.skips
     index = index_of(flag, path, surveyed.of(split), split, skips)
     return whole(flag, index, f"{flag} {path}, split {split}", skips)
 

@@ -54,10 +54,17 @@ class _Steps(Dataset):
 
     def _inputs(self, step: Step, turn: Turn, rows: list[Any] | None) -> Any:
         """Make the inputs of a turn of its rows, which are read if that was not done before."""
+        return self._collated(step, *self._there(step, turn, rows))
+
+    def _there(self, step: Step, turn: Turn, rows: list[Any] | None) -> tuple[list[Any], list[int], list[int]]:
+        """Return the rows of a turn that are not MISSING, their ids and epochs; without `rows`, they are read."""
         self._seed(step, turn.index)
         ids, epochs = turn.ids.tolist(), turn.epochs.tolist()
+        return readable(read_rows(self.data, ids) if rows is None else rows, ids, epochs)
+
+    def _collated(self, step: Step, rows: list[Any], ids: list[int], epochs: list[int]) -> Any:
         collate = collate_of(self.collate, step.index)
-        return inputs_of(self.data, collate, self.augment, ids, epochs, self.plan.seed, rows)
+        return collate(augmented(rows, self.augment, ids, epochs, self.plan.seed))
 
     def _seed(self, step: Step, micro_batch: int) -> None:
         # Rows and collate functions may draw from the global generators: what they draw depends on the plan alone.
@@ -145,16 +152,13 @@ class _Steps(Dataset):
         """Read what can be read of a turn's samples; or take its `rows`, if they were read before."""
         if turn.idle:
             return turn
-        self._seed(step, turn.index)
-        ids, epochs = turn.ids.tolist(), turn.epochs.tolist()
-        there, ids, epochs = readable(read_rows(self.data, ids) if rows is None else rows, ids, epochs)
+        there, ids, epochs = self._there(step, turn, rows)
         missing = len(turn.ids) - len(there)
         turn = turn._replace(ids=np.array(ids, np.int64), epochs=np.array(epochs, np.int64), missing=missing)
         if not there:
             return turn._replace(weight=0.0, idle=True)
         weight = float(sum(map(weigh, there)))
-        inputs = collate_of(self.collate, step.index)(augmented(there, self.augment, ids, epochs, self.plan.seed))
-        return turn._replace(weight=weight, idle=not weight, inputs=inputs)
+        return turn._replace(weight=weight, idle=not weight, inputs=self._collated(step, there, ids, epochs))
 
 
 def collate_of(collate: Collate, step: int) -> Collate:
@@ -163,19 +167,13 @@ def collate_of(collate: Collate, step: int) -> Collate:
 
 
 def inputs_of(
-    data: Rows,
-    collate: Collate,
-    augment: Augment | None,
-    ids: list[int],
-    epochs: list[int],
-    seed: int,
-    rows: list[Any] | None = None,
+    data: Rows, collate: Collate, augment: Augment | None, ids: list[int], epochs: list[int], seed: int
 ) -> Any:
     """Fetch rows, augment each with its own random generator if `augment` is given, and collate them.
 
     If `augment` has a method `many`, that changes all rows at once: `augment.many(rows, seed, epochs, ids)`.
     """
-    rows, ids, epochs = readable(read_rows(data, ids) if rows is None else rows, ids, epochs)
+    rows, ids, epochs = readable(read_rows(data, ids), ids, epochs)
     return collate(augmented(rows, augment, ids, epochs, seed))
 
 
