@@ -147,7 +147,7 @@ class History:
         if not all(launch.is_possible for launch in launches):
             return ()
         if launches and launches[-1].end is None:
-            step = max([0, *(line["step"] for line in self.lines[-2:])])
+            step = metrics_file.last_step(self.folder / "metrics.jsonl")
             changed = _changed(storage.at(self.folder), "metrics.jsonl")
             launches = (*launches[:-1], launches[-1].until_seen(changed, step))
         return launches

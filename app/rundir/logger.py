@@ -296,10 +296,9 @@ def _closed(folder: RunFolder) -> tuple[Spent, ...]:
     earlier = (folder.record and folder.record.spent) or ()
     if not earlier or earlier[-1].end is not None:
         return earlier
-    files, name = storage.at(folder.path), "metrics.jsonl"
-    entry = files.entry(name, follow=False)
-    lines = metrics_file.read(folder.path / name)
-    last = earlier[-1].until_seen(entry.changed if entry else 0.0, lines[-1]["step"] if lines else 0)
+    path = folder.path / "metrics.jsonl"
+    entry = storage.at(folder.path).entry(path.name, follow=False)
+    last = earlier[-1].until_seen(entry.changed if entry else 0.0, metrics_file.last_step(path))
     return (*earlier[:-1], last)
 
 

@@ -5,6 +5,7 @@ the lines of the steps that it makes again.
 """
 
 import json
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from app import storage
 from app.config import finite
 from app.rundir.logs import Logs
 
+_LAST = 3  # lines of which one may be cut, and others are of scores
 DIAGNOSTICS = "diagnostics.jsonl"
 IDS = "ids"
 SKIPPED = "skipped_steps"  # how many steps of the run have been left out so far
@@ -65,6 +67,16 @@ def _parse(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) and type(fields.get("step")) is int else None
+
+
+def last_step(path: Path) -> int:
+    """Return the step of the last lines that are not damaged, without parsing a long file; 0 where there is none."""
+    try:
+        with storage.at(path.parent).open_log(path.name) as file:
+            parsed = [_parse(line.decode(errors="replace")) for line in deque(file, maxlen=_LAST)]
+    except OSError:
+        return 0
+    return max([0, *(fields["step"] for fields in parsed if fields is not None)])
 
 
 class Follower:
