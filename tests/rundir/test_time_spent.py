@@ -114,14 +114,15 @@ def test_a_stopped_and_resumed_run_adds_up_to_the_time_on_the_clock(tmp_path):
     def slowly(run, model):
         time.sleep(0.05)
 
+    train(tmp_path / "before")  # what is imported in the first run of a process comes before its launch
     began = time.time()
-    train(tmp_path, slowly, stop_at=4)
+    train(tmp_path / "run", slowly, stop_at=4)
     first = time.time()
     time.sleep(0.2)
     again = time.time()
-    train(tmp_path, slowly)
+    train(tmp_path / "run", slowly)
     over = time.time()
-    run = history.read(tmp_path)
+    run = history.read(tmp_path / "run")
     launches, spent = run.spent, run.account
     assert [(each.first, each.last, each.end) for each in launches] == [(0, 4, "recorded"), (4, 8, "recorded")]
     for each, start, end in zip(launches, (began, again), (first, over), strict=True):
